@@ -1,0 +1,306 @@
+"""Frozen records that are passed around: prompts, attempts, answers, groups, and what is due."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from genpipe.core.errors import ServerFault
+from genpipe.core.histogram import Histogram
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """One input record, ready to be sent; its JSON was encoded once, when it was read.
+
+    Attributes:
+        index: 0-based place among the records of the input.
+        payload: JSON value that the request carries (chat: the ``messages`` array), UTF-8.
+        id_json: the user's own id as JSON, digit for digit; empty where the record has none.
+        keep_json: input fields to be copied into the record, as JSON members without braces.
+    """
+
+    index: int
+    payload: bytes
+    id_json: bytes = b""
+    keep_json: bytes = b""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BadLine:
+    """One input record that cannot become a prompt.
+
+    Attributes:
+        index: 0-based place among the records of the input.
+        file: path of the input file, as given.
+        line: 1-based physical line in that file.
+        reason: what is wrong with it, in one line.
+    """
+
+    index: int
+    file: str
+    line: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """What one read of the input gave.
+
+    Attributes:
+        prompts: in input order, none of them done before.
+        bad: records that cannot be sent.
+        exhausted: nothing comes after this chunk.
+    """
+
+    prompts: tuple[Prompt, ...]
+    bad: tuple[BadLine, ...] = ()
+    exhausted: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """Due: send one prompt to one server.
+
+    Attributes:
+        attempt: unique number of this attempt in this process, from 1.
+        prompt: what to send.
+        server: position of the server in the run's list.
+        tries: how many times this prompt has been sent in this process, this one included.
+        started_s: when the slot was taken (seconds, run clock).
+    """
+
+    attempt: int
+    prompt: Prompt
+    server: int
+    tries: int
+    started_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cancel:
+    """Due: give up the attempt with this number and close its connection."""
+
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probe:
+    """Due: find out whether a benched server is well.
+
+    Attributes:
+        server: position of the server in the run's list.
+        ask: health alone is not enough, also ask one token of our own.
+    """
+
+    server: int
+    ask: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Read:
+    """Due: read up to ``count`` more prompts."""
+
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """What came back on the wire with status 200, not yet looked at.
+
+    Attributes:
+        body: the whole body.
+        wire_s: when the request was handed to the socket (seconds, run clock).
+        last_s: when the last byte had come (seconds, run clock).
+    """
+
+    body: bytes
+    wire_s: float
+    last_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """A reply that was looked at and found good.
+
+    Attributes:
+        response: JSON-ready ``{"content", "reasoning_content", "tool_calls"}``, or a list of them.
+        finish_reason: as the server gave it, or None.
+        usage: the server's usage object, or None.
+        output_tokens: tokens that the server says it made, or None where it does not say.
+        model: the model's name in the reply, or None.
+        size_bytes: size of the reply on the wire.
+    """
+
+    response: Any
+    finish_reason: str | None
+    usage: dict[str, Any] | None
+    output_tokens: int | None
+    model: str | None
+    size_bytes: int
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """What is odd about the answer: ``empty`` (no text at all), ``cut`` (ended by the length limit)."""
+        flags = []
+        parts = self.response if isinstance(self.response, list) else [self.response]
+        if not any(part.get(key) for part in parts for key in ("content", "tool_calls")):
+            flags.append("empty")
+        if self.finish_reason == "length":
+            flags.append("cut")
+        return tuple(flags)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """One answered prompt on its way to disk.
+
+    Attributes:
+        prompt: the question.
+        answer: the answer.
+        server: the answering server's address.
+        tries: attempts that it took in this process.
+        started_s: when the answering attempt took its slot (seconds, run clock).
+        latency_s: from then to the last byte.
+    """
+
+    prompt: Prompt
+    answer: Answer
+    server: str
+    tries: int
+    started_s: float
+    latency_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GivenUp:
+    """One prompt that ended without an answer.
+
+    Attributes:
+        index: 0-based place among the records of the input.
+        tries: attempts made in this process.
+        error_class: class of the last error: ``PromptFault``, ``ServerFault`` or ``BadLine``.
+        message: the last error in one line.
+        last_status: the last HTTP status, or None.
+        for_good: the same again would fail the same; asked again only with ``--retry-failed``.
+    """
+
+    index: int
+    tries: int
+    error_class: str
+    message: str
+    last_status: int | None
+    for_good: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Records made durable together.
+
+    Attributes:
+        number: from 1, in this process.
+        finished: answered prompts.
+        given_up: prompts that ended without an answer.
+    """
+
+    number: int
+    finished: tuple[Finished, ...]
+    given_up: tuple[GivenUp, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Commit:
+    """Due: make this group durable."""
+
+    group: Group
+
+
+Action = Start | Cancel | Probe | Read | Commit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerSpec:
+    """One server as the scheduler sees it.
+
+    Attributes:
+        url: base address without a trailing slash; its name everywhere.
+        limit: requests open at once (count, >= 1).
+    """
+
+    url: str
+    limit: int
+
+    def __post_init__(self) -> None:
+        assert self.limit >= 1, self
+
+
+@dataclass(slots=True, kw_only=True)
+class Sums:
+    """Totals over records, mergeable: of a shard, or of a whole run.
+
+    Attributes:
+        records: how many.
+        output_tokens: over the records whose usage is known.
+        usage_unknown: records whose usage is not known.
+        flags: records by flag.
+        lengths: output tokens per record, four buckets an octave.
+    """
+
+    records: int = 0
+    output_tokens: int = 0
+    usage_unknown: int = 0
+    flags: dict[str, int] = field(default_factory=dict)
+    lengths: Histogram = field(default_factory=lambda: Histogram(per_octave=4, least=1.0))
+
+    def add(self, output_tokens: int | None, flags: tuple[str, ...]) -> None:
+        """Count one record."""
+        self.records += 1
+        if output_tokens is None:
+            self.usage_unknown += 1
+        else:
+            self.output_tokens += output_tokens
+            self.lengths.add(output_tokens)
+        for flag in flags:
+            self.flags[flag] = self.flags.get(flag, 0) + 1
+
+    def merge(self, other: "Sums") -> None:
+        """Add the totals of ``other``."""
+        self.records += other.records
+        self.output_tokens += other.output_tokens
+        self.usage_unknown += other.usage_unknown
+        for flag, count in other.flags.items():
+            self.flags[flag] = self.flags.get(flag, 0) + count
+        self.lengths.merge(other.lengths)
+
+    def as_json(self) -> dict[str, Any]:
+        """For a manifest line."""
+        return {
+            "records": self.records,
+            "output_tokens": self.output_tokens,
+            "usage_unknown": self.usage_unknown,
+            "flags": self.flags,
+            "lengths": self.lengths.as_counts(),
+        }
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> "Sums":
+        """From what :meth:`as_json` gave.
+
+        Raises:
+            KeyError, TypeError, ValueError: it is something else.
+        """
+        sums = cls(
+            records=int(data["records"]),
+            output_tokens=int(data["output_tokens"]),
+            usage_unknown=int(data["usage_unknown"]),
+            flags={str(flag): int(count) for flag, count in data["flags"].items()},
+        )
+        sums.lengths.add_counts(data["lengths"])
+        return sums
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Charge:
+    """A fault held against a prompt until its server has answered somebody else."""
+
+    server: int
+    answers_before: int
+    fault: ServerFault
