@@ -301,11 +301,16 @@ class Core:
         return self.stopping or (self.exhausted and not self._ready and not self._sleeping)
 
     @property
+    def complete(self) -> bool:
+        """Every prompt of the input has ended, one way or the other, and is durable."""
+        waiting = self._ready or self._sleeping or self._in_flight or self.unsaved
+        return self.exhausted and not waiting and self.returned == 0
+
+    @property
     def paused(self) -> bool:
         """Whether the writer is so far behind that nothing may be sent."""
-        waiting = len(self._held) + (0 if self._committing is None else _size(self._committing))
         return (
-            waiting >= self.settings.backlog_records_max
+            self.unsaved >= self.settings.backlog_records_max
             or self._held_bytes + self._committing_bytes >= self.settings.backlog_bytes_max
         )
 
@@ -327,6 +332,16 @@ class Core:
     def flights(self) -> Iterator[Start]:
         """The attempts in flight, oldest first."""
         return (flight.start for flight in self._in_flight.values() if flight.landed_s is None)
+
+    def unsaved_groups(self) -> Iterator[Group]:
+        """At the end of a run: what has ended and is not durable, group by group.
+
+        :meth:`committed` must be called for each before the next is asked for.
+        """
+        if self._committing is not None:
+            yield self._committing
+        while self._held:
+            yield self._form_group(self._now_s)
 
     def check(self) -> None:
         """Nothing is lost, nothing is counted twice, every slot-second has an owner, every bound holds."""
@@ -458,6 +473,10 @@ class Core:
         )
         if not full and now_s < self._last_commit_s + settings.group_interval_s:
             return None
+        return Commit(group=self._form_group(now_s))
+
+    def _form_group(self, now_s: float) -> Group:
+        settings = self.settings
         finished: list[Finished] = []
         given_up: list[GivenUp] = []
         size_bytes = 0
@@ -476,7 +495,7 @@ class Core:
         self._committing = Group(
             number=next(self._groups), finished=tuple(finished), given_up=tuple(given_up)
         )
-        return Commit(group=self._committing)
+        return self._committing
 
     def _give_up(self, work: _Work, error: AttemptError, *, for_good: bool) -> None:
         gave_up = GivenUp(

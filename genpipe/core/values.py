@@ -3,7 +3,6 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from genpipe.core.errors import ServerFault
 from genpipe.core.histogram import Histogram
 
 
@@ -298,9 +297,25 @@ class Sums:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Charge:
-    """A fault held against a prompt until its server has answered somebody else."""
+class CheckReport:
+    """What some input files hold.
 
-    server: int
-    answers_before: int
-    fault: ServerFault
+    Attributes:
+        records: records, bad ones included.
+        blank_lines: lines that are no records.
+        input_bytes: size of all files.
+        shapes: good records by shape: ``prompt``, ``messages``, ``sharegpt``.
+        bad_count: records that cannot become prompts, all of them.
+        bad_lines: the first of them.
+        payload_bytes_min: shortest payload, or None where there is none.
+        payload_bytes_max: longest payload, or None where there is none.
+    """
+
+    records: int
+    blank_lines: int
+    input_bytes: int
+    shapes: dict[str, int]
+    bad_count: int
+    bad_lines: tuple[BadLine, ...]
+    payload_bytes_min: int | None
+    payload_bytes_max: int | None

@@ -1,0 +1,5 @@
+"""``python -m genpipe``."""
+
+from genpipe.cli import main
+
+main()

@@ -1,0 +1,484 @@
+"""Builds a run out of its parts, carries it through, and says how it ended."""
+
+import asyncio
+import contextlib
+import copy
+import logging
+import os
+import random
+import signal
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from genpipe import __version__
+from genpipe.config import Settings
+from genpipe.core import wording
+from genpipe.core.errors import ConfigError, GenpipeError, ResumeMismatch, ServerFault, StoreError
+from genpipe.core.fleet import BenchSettings
+from genpipe.core.flow import Core, FlowSettings
+from genpipe.core.ports import Source
+from genpipe.core.progress import Progress, Restored
+from genpipe.core.values import Chunk, ServerSpec
+from genpipe.driver import Driver
+from genpipe.edges import prompts
+from genpipe.edges.console import Display
+from genpipe.edges.dialects import Dialect
+from genpipe.edges.files import OsFiles
+from genpipe.edges.process import raise_file_limit
+from genpipe.edges.record import Wall
+from genpipe.edges.report import Report
+from genpipe.edges.run_folder import RunFolder, RunIdentity, recorded_settings
+from genpipe.edges.sglang import Endpoint, Monotonic, SglangTransport, open_session, served_model
+from genpipe.edges.store import Store, StoreThread
+
+log = logging.getLogger(__name__)
+
+EXIT_DONE, EXIT_SOME_FAILED, EXIT_GUARD = 0, 1, 3
+
+LOOK_PAUSE_MAX_S = 5.0
+"""Longest wait between two looks for a first server (seconds)."""
+
+BAD_LINES_SHOWN_MAX = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """How a run ended.
+
+    Attributes:
+        exit_code: 0 done, 1 done with failures, 3 stopped by a guard, 130 or 143 stopped by a signal.
+        message: one line for people.
+        progress: the last snapshot, or None where nothing was begun.
+    """
+
+    exit_code: int
+    message: str
+    progress: dict[str, Any] | None
+
+
+async def run(
+    settings: Settings, *, display: Display, retry_failed: bool = False, allow_changed: bool = False
+) -> Ending:
+    """Start or resume a run, and carry it to its end.
+
+    Args:
+        settings: what to do.
+        display: shows how it goes.
+        retry_failed: ask prompts again that failed for good.
+        allow_changed: go on though settings that shape an answer are not those the run began with.
+
+    Raises:
+        GenpipeError: the run could not begin or go on; all answers that had come are on disk.
+        asyncio.CancelledError: it was cancelled from outside; likewise.
+    """
+    signals = _Signals(settings.request.grace_s, display)
+    signals.install()
+    try:
+        async with AsyncExitStack() as stack:
+            this = _Run(settings, display, signals, stack)
+            return await this.carry_out(retry_failed=retry_failed, allow_changed=allow_changed)
+    except asyncio.CancelledError:
+        if signals.first is None:
+            raise
+        message = f"stopped by {signals.first.name} before anything was sent"
+        return Ending(exit_code=128 + signals.first, message=message, progress=None)
+    finally:
+        signals.remove()
+
+
+class _Signals:
+    """What the first and the second signal do.
+
+    Attributes:
+        first: the signal that came first, or None.
+        driver: the run under way; before there is one, a signal ends the preparations.
+    """
+
+    def __init__(self, grace_s: float, display: Display) -> None:
+        self.first: signal.Signals | None = None
+        self.driver: Driver | None = None
+        self._grace_s = grace_s
+        self._display = display
+        self._task = asyncio.current_task()
+        self._installed: list[signal.Signals] = []
+
+    def install(self) -> None:
+        """Take over SIGINT and SIGTERM; off the main thread they are left alone."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
+                loop.add_signal_handler(number, self._came, number)
+                self._installed.append(number)
+
+    def remove(self) -> None:
+        """Give the signals back."""
+        for number in self._installed:
+            asyncio.get_running_loop().remove_signal_handler(number)
+
+    def _came(self, number: signal.Signals) -> None:
+        again = self.first is not None
+        self.first = self.first or number
+        if self.driver is None:
+            assert self._task is not None
+            self._task.cancel()
+        elif again:
+            self._display.note(f"{number.name} again: saving what has arrived, and ending")
+            self.driver.stop(0.0)
+        else:
+            self._display.note(
+                f"{number.name}: nothing more is sent; waiting up to {self._grace_s:g} s for the requests in "
+                "flight (again, to end at once)"
+            )
+            self.driver.stop(self._grace_s)
+
+
+class _Peeked:
+    """A source whose first chunk was looked at."""
+
+    def __init__(self, source: Source, first: Chunk) -> None:
+        self._source = source
+        self._first: Chunk | None = first
+
+    @property
+    def total(self) -> int | None:
+        return self._source.total
+
+    async def read(self, count: int) -> Chunk:
+        if self._first is not None:
+            first, self._first = self._first, None
+            return first
+        return await self._source.read(count)
+
+
+class _Run:
+    """One call of :func:`run`, step by step; what it opens, its stack closes."""
+
+    def __init__(
+        self, settings: Settings, display: Display, signals: _Signals, stack: AsyncExitStack
+    ) -> None:
+        self.settings = settings
+        self.display = display
+        self.signals = signals
+        self.stack = stack
+        self.clock = Monotonic()
+        # The one look at the wall clock: from here on the run's own clock counts.
+        self.wall = Wall(wall_s=time.time(), run_s=self.clock.now_s())
+        self.files = [Path(path) for path in settings.input.paths]
+        self.out = Path(settings.output.dir or "")
+        self.endpoints = _endpoints(settings)
+        self.rng = random.Random()
+
+    async def carry_out(self, *, retry_failed: bool, allow_changed: bool) -> Ending:
+        """All of it."""
+        dialect = await asyncio.to_thread(self._check)
+        began_with = recorded_settings(OsFiles(), self.out)
+        model = self.settings.request.model
+        served: str | None = None
+        if model is None and began_with is not None and not allow_changed:
+            model = began_with["request"]["model"]
+        else:
+            served = await self._find_model()
+        folder = self._claim(model or served or "", allow_changed=allow_changed)
+        store, store_thread = await self._open_store(folder, retry_failed=retry_failed)
+        source = self._open_source(folder, dialect, store)
+        first = await source.read(sum(server.concurrency for server in self.settings.servers))
+        if began_with is not None and served is None and (first.prompts or not first.exhausted):
+            # Only now is it known that servers are needed at all.
+            self._compare_models(began_with["request"]["model"], await self._find_model())
+        restored = Restored(
+            done=store.done.count,
+            failed=0 if retry_failed else store.failed_for_good_count,
+            sums=copy.deepcopy(store.sums),
+        )
+        if restored.done or restored.failed:
+            self.display.note(
+                f"resuming run {folder.run_id[:8]} in {self.out}: {wording.number(restored.done)} done, "
+                f"{wording.number(restored.failed)} failed for good"
+            )
+        transport = await self._open_transport(model or served or "")
+        return await self._drive(folder, store_thread, _Peeked(source, first), transport, restored)
+
+    def _check(self) -> Dialect:
+        """Everything that can be wrong before anything is touched."""
+        settings = self.settings
+        if not self.files:
+            raise ConfigError("no input: name files with --prompts, or input.paths in the config")
+        if not settings.servers:
+            raise ConfigError("no servers: name them with --servers, or [[servers]] in the config")
+        if settings.output.dir is None:
+            raise ConfigError("no run folder: name it with --out, or output.dir in the config")
+        dialect = dialect_of(settings)
+        if not prompts.has_records(self.files):
+            names = ", ".join(map(str, self.files))
+            raise ConfigError(f"no prompts in {names}: the input is empty")
+        if settings.input.on_bad_line == "fail":
+            report = prompts.check_files(self.files, dialect, bad_lines_max=BAD_LINES_SHOWN_MAX)
+            for bad in report.bad_lines:
+                self.display.note(f"{bad.file}:{bad.line}: {bad.reason}")
+            if report.bad_count:
+                raise ConfigError(
+                    f"{report.bad_count} of {report.records} records cannot be sent, the first in "
+                    f"{report.bad_lines[0].file} line {report.bad_lines[0].line}: mend them, or set "
+                    "input.on_bad_line=skip"
+                )
+        raise_file_limit(sum(server.concurrency for server in settings.servers))
+        return dialect
+
+    async def _find_model(self) -> str:
+        """Ask the servers what they serve; wait until one of them can be asked.
+
+        Raises:
+            ConfigError: they serve different models, or one of them is no such server.
+        """
+        pause_s, told_s = 0.25, -1e9
+        async with open_session() as session:
+            while True:
+                answers = await _ask_all(self.endpoints, lambda endpoint: served_model(session, endpoint))
+                names = {url: name for url, name in answers.items() if isinstance(name, str)}
+                if names:
+                    return self._one_name(names)
+                if self.clock.now_s() >= told_s + 15:
+                    told_s = self.clock.now_s()
+                    url, error = next(iter(answers.items()))
+                    self.display.note(
+                        f"no server can be reached yet ({url}: {error}); waiting for one, Ctrl-C ends it"
+                    )
+                await asyncio.sleep(pause_s)
+                pause_s = min(LOOK_PAUSE_MAX_S, 2 * pause_s)
+
+    def _one_name(self, names: dict[str, str]) -> str:
+        url, name = next(iter(names.items()))
+        for other_url, other in names.items():
+            if other != name:
+                raise ConfigError(
+                    f"the servers serve different models: {url} has {name!r}, {other_url} has {other!r}"
+                )
+        configured = self.settings.request.model
+        if configured is not None and configured != name:
+            self.display.note(f"warning: request.model is {configured!r}, and the servers serve {name!r}")
+        return name
+
+    def _compare_models(self, before: str, now: str) -> None:
+        if self.settings.request.model is None and before != now:
+            raise ResumeMismatch(
+                f"the run in {self.out} began with other settings: request.model was {before!r}, and the "
+                f"servers now serve {now!r}. Serve that model again, or give another output folder"
+            )
+
+    def _claim(self, model: str, *, allow_changed: bool) -> RunFolder:
+        folder = RunFolder.open(
+            self.out,
+            RunIdentity(
+                inputs=self.settings.input.paths,
+                settings=self.settings.shape(model),
+                shard_records=self.settings.output.shard_records,
+                version=__version__,
+            ),
+            OsFiles(),
+            allow_changed=allow_changed,
+            now_text=self._now_text(),
+            warn=self._warn,
+        )
+        self.stack.callback(folder.close)
+        return folder
+
+    async def _open_store(self, folder: RunFolder, *, retry_failed: bool) -> tuple[Store, StoreThread]:
+        store = await asyncio.to_thread(
+            Store.open,
+            folder.path,
+            OsFiles(),
+            shard_records=folder.shard_records,
+            wall=self.wall,
+            warn=self._warn,
+            settings=folder.settings_mark,
+            retry_failed=retry_failed,
+            epoch=folder.epoch,
+            guard=folder.check_still_mine,
+        )
+        thread = StoreThread(store)
+        self.stack.push_async_callback(thread.close)
+        return store, thread
+
+    def _open_source(self, folder: RunFolder, dialect: Dialect, store: Store) -> prompts.JsonlSource:
+        loop = asyncio.get_running_loop()
+        source = prompts.JsonlSource(
+            files=self.files,
+            dialect=dialect,
+            index_path=folder.path / "input.idx",
+            done=store.skip,
+            warn=self._warn,
+            on_mismatch=lambda error: _tell(loop, self._on_mismatch, error),
+        )
+        self.stack.callback(source.close)
+        return source
+
+    def _on_mismatch(self, error: ConfigError) -> None:
+        if self.signals.driver is not None:
+            self.signals.driver.fail(error)
+
+    async def _open_transport(self, model: str) -> SglangTransport:
+        request = self.settings.request
+        transport = SglangTransport(
+            self.endpoints,
+            model=model,
+            members={**request.sampling, **request.extra_body},
+            timeout_s=request.timeout_s,
+        )
+        return await self.stack.enter_async_context(transport)
+
+    async def _drive(
+        self,
+        folder: RunFolder,
+        store: StoreThread,
+        source: _Peeked,
+        transport: SglangTransport,
+        restored: Restored,
+    ) -> Ending:
+        """The run itself."""
+        began_s = self.clock.now_s()
+        started_at = self._now_text()
+        folder.start_segment(started_at, {"version": __version__, "servers": len(self.endpoints)})
+        core = Core(_flow_settings(self.settings), _specs(self.settings), self.rng, began_s)
+        report = Report(
+            folder.path,
+            Progress(restored, began_s=began_s),
+            total=lambda: source.total,
+            facts={"run_id": folder.run_id, "segment": folder.segment, "started_at": started_at},
+            wall=self.wall,
+            display=self.display,
+        )
+        driver = Driver(
+            core, source=source, transport=transport, store=store, clock=self.clock, reporter=report
+        )
+        state, trouble = "failed", None
+        self.signals.driver = driver
+        try:
+            await driver.run()
+            if core.complete:
+                await store.seal_last()
+            state = "done" if core.complete else "stopped" if core.refusal else "interrupted"
+        except asyncio.CancelledError:
+            state = "interrupted"
+            raise
+        except GenpipeError as error:
+            trouble = str(error)
+            raise
+        finally:
+            now_s = self.clock.now_s()
+            # This takes a file's sync and no more; nothing else is left for the loop to do.
+            last = report.close(core, now_s, state=state, last_error=trouble)
+            # Where the disk is what failed, this fails too, and the first error is the one to be told.
+            with contextlib.suppress(StoreError):
+                folder.end_segment(
+                    self._now_text(),
+                    why=state,
+                    sums=core.sums.as_json(),
+                    wall_s=now_s - began_s,
+                    slot_seconds=core.books.owned_by_all_s(),
+                )
+        return self._ending(core, last)
+
+    def _ending(self, core: Core, last: dict[str, Any]) -> Ending:
+        done, failed = wording.number(last["completed"]), last["failed"]
+        total = wording.number(last["total"])
+        took = wording.duration(last["elapsed_s"])
+        if core.complete:
+            message = f"done: {done} of {total} prompts answered, in {took}"
+            if failed:
+                message += f"; {wording.number(failed)} failed, listed in {self.out / 'failed.jsonl'}"
+            code = EXIT_SOME_FAILED if failed else EXIT_DONE
+        elif core.refusal:
+            code = EXIT_GUARD
+            message = f"stopped by guards.refused_share: {core.refusal}; {done} prompts answered"
+        else:
+            assert self.signals.first is not None
+            code = 128 + self.signals.first
+            message = (
+                f"stopped by {self.signals.first.name}: {done} of {total} prompts done and on disk; the same "
+                "command goes on from there"
+            )
+        return Ending(exit_code=code, message=message, progress=last)
+
+    def _now_text(self) -> str:
+        return self.wall.text(self.clock.now_s())
+
+    def _warn(self, text: str) -> None:
+        self.display.note(f"warning: {text}")
+
+
+def dialect_of(settings: Settings) -> Dialect:
+    """How the input's records become prompts."""
+    return Dialect(
+        name=settings.input.dialect,
+        field=settings.input.field,
+        id_field=settings.input.id_field,
+        system=settings.input.system,
+        keep=settings.output.keep,
+    )
+
+
+def _endpoints(settings: Settings) -> list[Endpoint]:
+    endpoints = []
+    for server in settings.servers:
+        key = None
+        if server.api_key_env is not None:
+            key = os.environ.get(server.api_key_env)
+            if not key:
+                raise ConfigError(
+                    f"server {server.url}: the environment variable {server.api_key_env} is not set; it "
+                    "should hold the server's key"
+                )
+        endpoints.append(Endpoint(url=server.url, api_key=key, takes_rid=server.kind == "sglang"))
+    return endpoints
+
+
+def _specs(settings: Settings) -> list[ServerSpec]:
+    return [ServerSpec(url=server.url, limit=server.concurrency) for server in settings.servers]
+
+
+def _flow_settings(settings: Settings) -> FlowSettings:
+    retry, guards = settings.retry, settings.guards
+    return FlowSettings(
+        prompt_attempts=retry.prompt_attempts,
+        backoff_s=retry.backoff_s,
+        backoff_max_s=retry.pause_max_s,
+        bench=BenchSettings(
+            faults=retry.bench_faults, pause_s=retry.bench_pause_s, pause_max_s=retry.pause_max_s
+        ),
+        ramp_s=settings.start.ramp_s,
+        refused_after=guards.refused_after,
+        refused_share_max=guards.refused_share,
+    )
+
+
+async def _ask_all(
+    endpoints: Sequence[Endpoint], ask: Callable[[Endpoint], Awaitable[str]]
+) -> dict[str, str | ServerFault]:
+    """Ask all servers at once: by address, what each said, or why it said nothing.
+
+    Raises:
+        ConfigError: one of them is not what it should be.
+    """
+
+    async def one(endpoint: Endpoint) -> str | ServerFault:
+        try:
+            return await ask(endpoint)
+        except ServerFault as fault:
+            return fault
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = {endpoint.url: group.create_task(one(endpoint)) for endpoint in endpoints}
+    except ExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+    return {url: task.result() for url, task in tasks.items()}
+
+
+def _tell(loop: asyncio.AbstractEventLoop, call: Callable[[ConfigError], None], error: ConfigError) -> None:
+    """Call on the loop's thread, if the loop is still there."""
+    with contextlib.suppress(RuntimeError):
+        loop.call_soon_threadsafe(call, error)

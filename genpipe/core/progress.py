@@ -1,0 +1,152 @@
+"""The state of a run as one JSON-ready object: what ``progress.json``, the bar and ``status`` show."""
+
+import math
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from genpipe.core.books import Window, shares
+from genpipe.core.eta import AGES_MAX, Eta
+from genpipe.core.fleet import Server
+from genpipe.core.flow import Core
+from genpipe.core.histogram import Histogram
+from genpipe.core.values import Sums
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restored:
+    """What earlier segments left behind.
+
+    Attributes:
+        done: prompts answered.
+        failed: prompts given up for good, which are not asked again.
+        sums: totals over the answered ones.
+    """
+
+    done: int = 0
+    failed: int = 0
+    sums: Sums
+
+
+class Progress:
+    """Looks at a core and says how the run is doing. Unknown values are None, never 0.
+
+    Attributes:
+        restored: what this segment began with; it counts as completed and is in no rate.
+    """
+
+    def __init__(self, restored: Restored, *, began_s: float, recent_s: float = 60.0) -> None:
+        self.restored = restored
+        self._began_s = began_s
+        self._window = Window(recent_s)
+
+    def snapshot(self, core: Core, total: int | None, now_s: float) -> dict[str, Any]:
+        """The keys of ``progress.json`` that the core knows.
+
+        Args:
+            core: the scheduler.
+            total: records in the input, or None before it is counted.
+            now_s: the run's clock.
+        """
+        completed = self.restored.done + core.done
+        failed = self.restored.failed + core.gave_up
+        assert total is None or completed + failed <= total, (completed, failed, total)
+        core.books.tick(now_s)
+        sums = Sums()
+        sums.merge(self.restored.sums)
+        sums.merge(core.sums)
+        known = sums.records - sums.usage_unknown
+        rates = core.pace.rates(now_s)
+        eta = None if total is None else self._eta(core, total - completed - failed, now_s)
+        owned_s = core.books.owned_by_all_s()
+        return {
+            "state": _state(core),
+            "total": total,
+            "completed": completed,
+            "failed": failed,
+            "in_flight": core.in_flight,
+            "percent": None if total is None else (round(100 * completed / total, 3) if total else 100.0),
+            "rate_per_sec": _round(rates.recent),
+            "rate_per_sec_segment": _round(rates.segment),
+            "eta_hours": _hours(eta.expected_s if eta else None),
+            "eta_hours_low": _hours(eta.low_s if eta else None),
+            "eta_hours_high": _hours(eta.high_s if eta else None),
+            "total_output_tokens": sums.output_tokens,
+            "avg_output_tokens": round(sums.output_tokens / known, 3) if known else None,
+            "usage_unknown": sums.usage_unknown,
+            "output_tokens_per_sec": _round(rates.tokens_recent),
+            "output_tokens_per_sec_whole": _round(rates.tokens_segment),
+            "elapsed_s": round(now_s - self._began_s, 3),
+            "slot_time": {
+                "whole": _shares(shares(owned_s)),
+                "recent": _shares(self._window.shares(core.books.elapsed_s, owned_s)),
+            },
+            "dispatch_gap_ms": _gaps(core.fleet.gaps_s),
+            "loop_lag_ms": None,
+            "verdict": None,
+            "quality": {
+                "empty": sums.flags.get("empty", 0),
+                "cut": sums.flags.get("cut", 0),
+                "looping": None,
+                "unclosed_think": None,
+            },
+            "servers": [_server(core, server, now_s) for server in core.fleet.servers],
+            "s3": None,
+            "last_error": core.last_error,
+        }
+
+    def _eta(self, core: Core, remaining: int, now_s: float) -> Eta | None:
+        in_flight = core.in_flight
+        step = max(1, math.ceil(in_flight / AGES_MAX))
+        ages_s = [now_s - start.started_s for start in islice(core.flights(), 0, None, step)]
+        # What has ended and only waits for the disk is not work that a server still has to do.
+        left = max(1, remaining - core.unsaved) if remaining else 0
+        return core.pace.eta(left, ages_s, min(in_flight, left), now_s)
+
+
+def _state(core: Core) -> str:
+    if core.stopping:
+        return "draining"
+    return "running" if core.fleet.usable() or core.finished else "waiting"
+
+
+def _server(core: Core, server: Server, now_s: float) -> dict[str, Any]:
+    faults = {kind.value: count for kind, count in server.faults.items() if count}
+    return {
+        "url": server.spec.url,
+        "state": server.state.value,
+        "limit": server.spec.limit,
+        "allowed": server.limiter.allowed(now_s),
+        "in_flight": server.held,
+        "answers": server.answers,
+        "output_tokens": server.output_tokens,
+        "faults": faults,
+        "last_error": server.last_error,
+        "slot_time": _shares(shares(core.books.owned_s(server.position))),
+    }
+
+
+def _shares(by_owner: dict[str, float] | None) -> dict[str, float] | None:
+    return None if by_owner is None else {owner: round(share, 5) for owner, share in by_owner.items()}
+
+
+def _gaps(gaps_s: Histogram) -> dict[str, float] | None:
+    if gaps_s.count == 0:
+        return None
+    p50_s, p99_s = gaps_s.quantile(0.5), gaps_s.quantile(0.99)
+    assert p50_s is not None
+    assert p99_s is not None
+    return {
+        "p50": round(1000 * p50_s, 3),
+        "p99": round(1000 * p99_s, 3),
+        "max": round(1000 * gaps_s.largest, 3),
+    }
+
+
+def _round(rate: float | None) -> float | None:
+    return None if rate is None else round(rate, 4)
+
+
+def _hours(seconds: float | None) -> float | None:
+    """Rounded to a tenth of a second's worth, and upwards, so that it is never 0 with work left."""
+    return None if seconds is None else math.ceil(seconds / 3600 * 36_000) / 36_000

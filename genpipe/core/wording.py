@@ -1,0 +1,60 @@
+"""Numbers as people read them, and a run's state in one line."""
+
+from typing import Any
+
+
+def duration(seconds: float | None) -> str:
+    """A span of time in its two largest units: ``2 d 3 h``, ``1 h 05 min``, ``3 min 20 s``, ``45 s``."""
+    if seconds is None:
+        return "?"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    if whole < 86400:
+        return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+    return f"{whole // 86400} d {whole % 86400 // 3600} h"
+
+
+def number(value: float | None, *, digits: int = 1) -> str:
+    """A number with thousands set off; ``?`` for None; decimals only below a hundred."""
+    if value is None:
+        return "?"
+    if isinstance(value, int) or abs(value) >= 100:
+        return f"{value:,.0f}"
+    return f"{value:,.{digits}f}"
+
+
+def percent(share: float | None) -> str:
+    """A share of one as per cent, with a decimal where it is small."""
+    if share is None:
+        return "?"
+    return f"{100 * share:.1f} %" if share < 0.0995 else f"{100 * share:.0f} %"
+
+
+def eta(progress: dict[str, Any]) -> str:
+    """The ETA with its range, or why there is none."""
+    hours = progress.get("eta_hours")
+    if hours is None:
+        return "eta not known yet"
+    low, high = progress["eta_hours_low"], progress["eta_hours_high"]
+    return f"eta {duration(hours * 3600)} ({duration(low * 3600)} to {duration(high * 3600)})"
+
+
+def line(progress: dict[str, Any]) -> str:
+    """A run's state in one line."""
+    parts = [f"{number(progress['completed'])}/{number(progress['total'])} done"]
+    if progress["percent"] is not None:
+        parts.append(f"{progress['percent']:.1f} %")
+    parts.append(f"{number(progress['rate_per_sec'])}/s")
+    parts.append(f"{number(progress['output_tokens_per_sec'])} tok/s")
+    if progress["state"] in ("running", "waiting", "starting"):
+        parts.append(eta(progress))
+    parts.append(f"{progress['in_flight']} in flight")
+    if progress["failed"]:
+        parts.append(f"{number(progress['failed'])} failed")
+    if away := [server for server in progress["servers"] if server["state"] != "up"]:
+        named = ", ".join(f"{server['url']}: {server['last_error']}" for server in away[:3])
+        parts.append(f"{len(away)} of {len(progress['servers'])} servers away ({named})")
+    return f"{progress['state']}: " + ", ".join(parts)

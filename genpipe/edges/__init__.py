@@ -1,0 +1,1 @@
+"""Everything that touches the world: files, sockets, the terminal. Edges know the core and nobody else."""

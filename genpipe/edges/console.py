@@ -1,0 +1,125 @@
+"""What a run shows on stderr: a bar on a terminal, whole lines with a time stamp elsewhere."""
+
+import sys
+from datetime import datetime
+from typing import Any, Protocol, TextIO
+
+from tqdm import tqdm
+
+from genpipe.core import wording
+
+LINE_EVERY_S = 15.0
+"""Elsewhere than on a terminal a line comes this often, also while nothing moves (seconds)."""
+
+
+class Display(Protocol):
+    """Shows the state of a run. Called by one thread; may block."""
+
+    def show(self, progress: dict[str, Any]) -> None:
+        """Show this state; called about once a second."""
+        ...
+
+    def note(self, text: str) -> None:
+        """Show a message of one line."""
+        ...
+
+    def close(self) -> None:
+        """Leave the terminal tidy."""
+        ...
+
+
+def display(*, quiet: bool) -> Display:
+    """What suits this process's stderr."""
+    stream = sys.stderr
+    if stream is None or quiet:
+        return Lines(stream, every_s=None)
+    return Bar(stream) if stream.isatty() else Lines(stream, every_s=LINE_EVERY_S)
+
+
+class Lines:
+    """Whole lines with a time stamp: for logs.
+
+    Attributes:
+        every_s: time between two lines of progress (seconds); None for messages only.
+    """
+
+    def __init__(self, stream: TextIO | None, *, every_s: float | None) -> None:
+        self.every_s = every_s
+        self._stream = stream
+        self._next_s = 0.0
+
+    def show(self, progress: dict[str, Any]) -> None:
+        """A line, if the last one is long enough ago."""
+        elapsed_s = progress["elapsed_s"]
+        over = progress["state"] not in ("starting", "running", "waiting", "draining")
+        if self.every_s is None or (elapsed_s < self._next_s and not over):
+            return
+        self._next_s = elapsed_s + self.every_s
+        self.note(wording.line(progress))
+
+    def note(self, text: str) -> None:
+        """A line."""
+        if self._stream is None:
+            return
+        try:
+            self._stream.write(f"{datetime.now().astimezone():%Y-%m-%d %H:%M:%S%z} {text}\n")
+            self._stream.flush()
+        except (OSError, ValueError):
+            # Nobody is left to read it; that is no reason to end the run.
+            self._stream = None
+
+    def close(self) -> None:
+        """Nothing to tidy."""
+
+
+class Bar:
+    """A bar: for terminals."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._bar: tqdm[Any] | None = None
+
+    def show(self, progress: dict[str, Any]) -> None:
+        """Redraw."""
+        if self._bar is None:
+            self._bar = tqdm(
+                file=self._stream,
+                dynamic_ncols=True,
+                bar_format="{desc}{percentage:5.1f}% |{bar}| {postfix}",
+            )
+        bar = self._bar
+        bar.total = progress["total"]
+        bar.n = progress["completed"]
+        bar.desc = f"{progress['state']} "
+        bar.postfix = self._figures(progress)
+        try:
+            bar.refresh()
+        except (OSError, ValueError):
+            bar.disable = True
+
+    @staticmethod
+    def _figures(progress: dict[str, Any]) -> str:
+        parts = [
+            f"{wording.number(progress['completed'])}/{wording.number(progress['total'])}",
+            f"{wording.number(progress['rate_per_sec'])}/s",
+            f"{wording.number(progress['output_tokens_per_sec'])} tok/s",
+        ]
+        if progress["eta_hours"] is not None:
+            parts.append(f"eta {wording.duration(progress['eta_hours'] * 3600)}")
+        if progress["failed"]:
+            parts.append(f"{wording.number(progress['failed'])} failed")
+        if away := sum(server["state"] != "up" for server in progress["servers"]):
+            parts.append(f"{away} of {len(progress['servers'])} servers away")
+        return "  ".join(parts)
+
+    def note(self, text: str) -> None:
+        """A line above the bar."""
+        try:
+            tqdm.write(text, file=self._stream)
+        except (OSError, ValueError):
+            return
+
+    def close(self) -> None:
+        """Leave the bar as it stands, on a line of its own."""
+        if self._bar is not None:
+            self._bar.close()

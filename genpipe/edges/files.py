@@ -1,0 +1,315 @@
+"""The file port: the few steps on local files that durability is made of, and nothing else.
+
+The store is written against :class:`Files`, so that a model which forgets whatever was not synced can stand
+in for the disk. Every method is one step that can fail or be the last before a crash; longer steps, such as
+:func:`replace_atomically`, are functions over the port.
+"""
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Protocol
+
+from genpipe.core.errors import DiskFull, StoreError
+
+TEMPORARY = ".tmp"
+"""Ending of a file that is being written; whatever bears it at a start is rubbish."""
+
+_NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
+_fdatasync = getattr(os, "fdatasync", os.fsync)
+
+
+class Files(Protocol):
+    """Steps on local files. Every method raises ``OSError`` where the system refuses.
+
+    What is written is durable only after :meth:`sync`; a name that was made, moved or removed only after
+    :meth:`sync_folder` of its folder. A sync that failed is never called again on the same file: the system
+    may by then have dropped the data and would report success.
+    """
+
+    def open_append(self, path: Path, *, new: bool) -> int:
+        """Open for appending, and return a handle.
+
+        Args:
+            path: the file.
+            new: it must not exist and is created; otherwise it must exist.
+        """
+        ...
+
+    def write(self, handle: int, data: bytes | memoryview) -> int:
+        """Append some of ``data``, at least from its start, and return how many bytes were taken."""
+        ...
+
+    def sync(self, handle: int) -> None:
+        """Return once the file's data and length are on stable storage."""
+        ...
+
+    def length(self, handle: int) -> int:
+        """The file's length (bytes)."""
+        ...
+
+    def truncate(self, handle: int, size: int) -> None:
+        """Cut the file to ``size`` bytes; never makes it longer."""
+        ...
+
+    def close(self, handle: int) -> None:
+        """Give the handle back; the file is not synced by it."""
+        ...
+
+    def rename(self, old: Path, new: Path) -> None:
+        """Give a file another name in the same folder, in one step; a file of that name is replaced."""
+        ...
+
+    def unlink(self, path: Path) -> None:
+        """Remove a file."""
+        ...
+
+    def mkdir(self, path: Path) -> None:
+        """Create one folder; its parent must exist, and it must not."""
+        ...
+
+    def sync_folder(self, path: Path) -> None:
+        """Return once the names in this folder are on stable storage."""
+        ...
+
+    def read(self, path: Path) -> bytes:
+        """The whole file."""
+        ...
+
+    def sizes(self, path: Path) -> dict[str, int]:
+        """Names and lengths (bytes) of the files in a folder; folders in it are left out."""
+        ...
+
+    def exists(self, path: Path) -> bool:
+        """Whether there is a file or a folder of this name."""
+        ...
+
+
+class OsFiles:
+    """The machine's own files."""
+
+    def open_append(self, path: Path, *, new: bool) -> int:
+        """See :class:`Files`."""
+        flags = os.O_RDWR | os.O_APPEND | os.O_CLOEXEC
+        return os.open(path, flags | os.O_CREAT | os.O_EXCL if new else flags, 0o644)
+
+    def write(self, handle: int, data: bytes | memoryview) -> int:
+        """See :class:`Files`."""
+        return os.write(handle, data)
+
+    def sync(self, handle: int) -> None:
+        """See :class:`Files`."""
+        _fdatasync(handle)
+
+    def length(self, handle: int) -> int:
+        """See :class:`Files`."""
+        return os.fstat(handle).st_size
+
+    def truncate(self, handle: int, size: int) -> None:
+        """See :class:`Files`."""
+        assert size <= os.fstat(handle).st_size
+        os.ftruncate(handle, size)
+
+    def close(self, handle: int) -> None:
+        """See :class:`Files`."""
+        os.close(handle)
+
+    def rename(self, old: Path, new: Path) -> None:
+        """See :class:`Files`."""
+        old.replace(new)
+
+    def unlink(self, path: Path) -> None:
+        """See :class:`Files`."""
+        path.unlink()
+
+    def mkdir(self, path: Path) -> None:
+        """See :class:`Files`."""
+        path.mkdir()
+
+    def sync_folder(self, path: Path) -> None:
+        """See :class:`Files`."""
+        handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+    def read(self, path: Path) -> bytes:
+        """See :class:`Files`."""
+        return path.read_bytes()
+
+    def sizes(self, path: Path) -> dict[str, int]:
+        """See :class:`Files`."""
+        with os.scandir(path) as entries:
+            return {entry.name: entry.stat().st_size for entry in entries if entry.is_file()}
+
+    def exists(self, path: Path) -> bool:
+        """See :class:`Files`."""
+        return path.exists()
+
+
+@contextmanager
+def blaming(path: Path, doing: str) -> Iterator[None]:
+    """Turn an ``OSError`` of the block into a store error that names the file and the next step.
+
+    Args:
+        path: the file or folder that the block works on.
+        doing: what the block does with it, as in "cannot <doing> <path>".
+
+    Raises:
+        DiskFull: no space, or the quota is used up.
+        StoreError: any other refusal.
+    """
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        if error.errno in _NO_SPACE:
+            raise DiskFull(
+                f"cannot {doing} {path}: {reason}; free some space there and start the same command again"
+            ) from error
+        raise StoreError(
+            f"cannot {doing} {path}: {reason}; see to the disk (or its permissions) and start the same "
+            "command again: what was durable before is kept"
+        ) from error
+
+
+def write_all(files: Files, handle: int, data: bytes) -> None:
+    """Append all of ``data``, however little each write takes.
+
+    Raises:
+        OSError: it cannot be written; part of it may stand in the file.
+    """
+    view = memoryview(data)
+    while view:
+        taken = files.write(handle, view)
+        if taken <= 0:
+            raise OSError(errno.EIO, "a write took no bytes")
+        view = view[taken:]
+
+
+def replace_atomically(files: Files, path: Path, data: bytes) -> None:
+    """Let ``path`` hold ``data``, durably; at every instant it holds the old bytes or the new ones whole.
+
+    One writer at a time: the temporary file's name is fixed.
+
+    Raises:
+        OSError: the old file stands.
+    """
+    temporary = path.with_name(path.name + TEMPORARY)
+    if files.exists(temporary):
+        files.unlink(temporary)
+    handle = files.open_append(temporary, new=True)
+    try:
+        write_all(files, handle, data)
+        # Some file systems make a rename durable before the data that it names: an empty file would be left.
+        files.sync(handle)
+    finally:
+        files.close(handle)
+    files.rename(temporary, path)
+    files.sync_folder(path.parent)
+
+
+def make_folder(files: Files, path: Path) -> None:
+    """Create a folder and the missing ones above it, each with a durable name.
+
+    Raises:
+        OSError: it cannot be created, or something else has its name.
+    """
+    if files.exists(path):
+        # A process that was killed may have made it and not synced its name. Where the folder above may not
+        # be read, it was there before anything of ours.
+        with suppress(PermissionError):
+            files.sync_folder(path.parent)
+        return
+    make_folder(files, path.parent)
+    # Another process may have made it since: that is as good.
+    with suppress(FileExistsError):
+        files.mkdir(path)
+    files.sync_folder(path.parent)
+
+
+class Appender:
+    """One file that only grows, and how much of it is known to be durable.
+
+    One owner. After any error the owner must assume nothing about the bytes past ``durable_bytes``.
+
+    Attributes:
+        path: the file.
+        size_bytes: what was written, whether durable or not.
+        durable_bytes: what a power loss would leave at least.
+    """
+
+    __slots__ = ("_files", "_handle", "durable_bytes", "path", "size_bytes")
+
+    def __init__(self, files: Files, path: Path, *, new: bool) -> None:
+        """Open ``path``: created if ``new`` (its name is not durable yet), else synced as it stands.
+
+        Raises:
+            StoreError: it cannot be opened or synced.
+        """
+        self._files = files
+        self.path = path
+        with blaming(path, "create" if new else "open"):
+            self._handle: int | None = files.open_append(path, new=new)
+        self.size_bytes = self.durable_bytes = 0
+        if not new:
+            try:
+                with blaming(path, "sync"):
+                    # After a kill the page cache may be newer than the disk: what was read from it must be
+                    # made durable before anything is built upon it.
+                    files.sync(self._handle)
+                    self.size_bytes = self.durable_bytes = files.length(self._handle)
+            except StoreError:
+                self.close()
+                raise
+
+    def append(self, data: bytes) -> None:
+        """Write ``data`` at the end; it is durable only after :meth:`sync`.
+
+        Raises:
+            StoreError: it was not written, or somebody else writes to the file.
+        """
+        assert self._handle is not None
+        with blaming(self.path, "append to"):
+            write_all(self._files, self._handle, data)
+            length = self._files.length(self._handle)
+        self.size_bytes += len(data)
+        if length != self.size_bytes:
+            raise StoreError(
+                f"{self.path} holds {length} bytes where {self.size_bytes} were written: another program "
+                "writes to it, or the disk lies; stop the other one and start the same command again"
+            )
+
+    def sync(self) -> None:
+        """Make everything appended so far durable.
+
+        Raises:
+            StoreError: what was appended since the last sync may be lost; this is not to be tried again.
+        """
+        assert self._handle is not None
+        with blaming(self.path, "sync"):
+            self._files.sync(self._handle)
+        self.durable_bytes = self.size_bytes
+
+    def cut(self, size_bytes: int) -> None:
+        """Shorten the file to ``size_bytes``, durably.
+
+        Raises:
+            StoreError: it was not cut.
+        """
+        assert self._handle is not None
+        assert size_bytes <= self.size_bytes
+        with blaming(self.path, "cut"):
+            self._files.truncate(self._handle, size_bytes)
+            self._files.sync(self._handle)
+        self.size_bytes = self.durable_bytes = size_bytes
+
+    def close(self) -> None:
+        """Give the handle back; nothing is synced. May be called twice."""
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            with blaming(self.path, "close"):
+                self._files.close(handle)

@@ -1,0 +1,130 @@
+"""``progress.json`` and the display: written by a thread of their own, from snapshots taken on the loop."""
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from genpipe.core.flow import Core
+from genpipe.core.progress import Progress
+from genpipe.edges.console import Display
+from genpipe.edges.record import Wall
+
+PROGRESS = "progress.json"
+SYNC_EVERY_S = 5.0
+"""The file is replaced with each snapshot, and made durable this often (seconds)."""
+
+
+class Report:
+    """Publishes a run's state. ``progress.json`` is for reading only: no resume ever looks at it.
+
+    A failure to write it is told once and does not touch the run.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        progress: Progress,
+        *,
+        total: Callable[[], int | None],
+        facts: dict[str, Any],
+        wall: Wall,
+        display: Display,
+    ) -> None:
+        """Begin reporting.
+
+        Args:
+            folder: the run folder.
+            progress: looks at the core.
+            total: records in the input, None before it is counted.
+            facts: ``run_id``, ``segment``, ``started_at``.
+            wall: the process's anchor of the wall clock.
+            display: shows each snapshot.
+        """
+        self._path = folder / PROGRESS
+        self._progress = progress
+        self._total = total
+        self._facts = facts
+        self._wall = wall
+        self._display = display
+        self._latest: dict[str, Any] | None = None
+        self._news = threading.Condition()
+        self._closing = False
+        self._synced_s = -SYNC_EVERY_S
+        self._told = False
+        self._thread = threading.Thread(target=self._work, name="genpipe-report")
+        self._thread.start()
+
+    def publish(self, core: Core, now_s: float) -> None:
+        """Take a snapshot, which the thread then writes and shows; only the newest is kept for it."""
+        self._put(self._snapshot(core, now_s, state=None))
+
+    def close(self, core: Core, now_s: float, *, state: str, last_error: str | None = None) -> dict[str, Any]:
+        """Write the last snapshot, durably, and end the thread.
+
+        Args:
+            core: the scheduler.
+            now_s: the run's clock.
+            state: how the run ended.
+            last_error: what ended it, if an error did.
+
+        Returns:
+            The last snapshot.
+        """
+        last = self._snapshot(core, now_s, state=state)
+        if last_error is not None:
+            last["last_error"] = last_error
+        with self._news:
+            self._latest = last
+            self._closing = True
+            self._news.notify()
+        self._thread.join()
+        self._display.close()
+        return last
+
+    def _snapshot(self, core: Core, now_s: float, *, state: str | None) -> dict[str, Any]:
+        snapshot = self._progress.snapshot(core, self._total(), now_s)
+        if state is not None:
+            snapshot["state"] = state
+        over = state is not None
+        eta_hours = None if over else snapshot["eta_hours"]
+        if over:
+            snapshot |= {"eta_hours": None, "eta_hours_low": None, "eta_hours_high": None}
+        eta_at = None if eta_hours is None else self._wall.text(now_s + 3600 * eta_hours)
+        return {**snapshot, "eta_at": eta_at, **self._facts, "updated_at": self._wall.text(now_s)}
+
+    def _put(self, snapshot: dict[str, Any]) -> None:
+        with self._news:
+            self._latest = snapshot
+            self._news.notify()
+
+    def _work(self) -> None:
+        closing = False
+        while not closing:
+            with self._news:
+                while self._latest is None:
+                    self._news.wait()
+                snapshot, self._latest = self._latest, None
+                closing = self._closing
+            self._write(snapshot, durable=closing or time.monotonic() >= self._synced_s + SYNC_EVERY_S)
+            self._display.show(snapshot)
+
+    def _write(self, snapshot: dict[str, Any], *, durable: bool) -> None:
+        """Replace the file, so that a reader at any instant sees one whole document."""
+        temporary = self._path.with_name(self._path.name + ".tmp")
+        try:
+            with open(temporary, "wb") as out:
+                out.write(orjson.dumps(snapshot, option=orjson.OPT_INDENT_2) + b"\n")
+                if durable:
+                    out.flush()
+                    os.fsync(out.fileno())
+                    self._synced_s = time.monotonic()
+            temporary.replace(self._path)
+        except OSError as error:
+            if not self._told:
+                self._told = True
+                self._display.note(f"warning: cannot write {self._path}: {error.strerror}; the run goes on")

@@ -1,0 +1,359 @@
+"""The claim on a run folder: whose it is, what run it belongs to, and the segments of that run."""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from genpipe.core.errors import ConfigError, ResumeMismatch
+from genpipe.edges import lines
+from genpipe.edges.files import TEMPORARY, Appender, Files, blaming, make_folder, replace_atomically
+from genpipe.edges.lock import LOCK, FolderLock
+from genpipe.edges.shards import scan
+
+RUN = "run.json"
+SEGMENTS = "segments.jsonl"
+FORMAT = 1
+
+_VALUE_CHARS_MAX = 120
+_DIFFERENCES_MAX = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunIdentity:
+    """What a run is, as the present command has it.
+
+    Attributes:
+        inputs: paths of the input files, in order.
+        settings: JSON-ready; what shapes an answer, and nothing else.
+        shard_records: lines of a full shard (count, >= 1).
+        version: genpipe's own.
+    """
+
+    inputs: tuple[str, ...]
+    settings: Mapping[str, Any]
+    shard_records: int
+    version: str
+
+    @property
+    def digest(self) -> str:
+        """The settings as 16 hex digits: the same for the same settings, whatever their order.
+
+        Raises:
+            ConfigError: a setting has no place in JSON.
+        """
+        return sha256(_canonical(self.settings)).hexdigest()[:16]
+
+
+class RunFolder:
+    """A run folder that this process has claimed. One owner; :meth:`close` gives it back.
+
+    Attributes:
+        path: the folder.
+        run_id: the run's own name (32 hex digits), the same over all its segments.
+        created_at: when the run first began, as text.
+        shard_records: lines of a full shard, as the run began with.
+        settings_mark: digest of the present settings where they are not those the run began with, else None;
+            goes into every record.
+        is_new: the run began with this claim.
+        epoch: number of this claim, from 1.
+        segment: number of this process's segment, from 1.
+        segments: what earlier processes wrote in ``segments.jsonl``, in order.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        lock: FolderLock,
+        run: Mapping[str, Any],
+        *,
+        settings_mark: str | None,
+        is_new: bool,
+        segments: Appender,
+        past: tuple[dict[str, Any], ...],
+    ) -> None:
+        self.path = path
+        self.run_id: str = run["run_id"]
+        self.created_at: str = run["created_at"]
+        self.shard_records: int = run["shard_records"]
+        self.settings_mark = settings_mark
+        self.is_new = is_new
+        self.epoch = lock.epoch
+        self.segment = 1 + max((entry["segment"] for entry in past), default=0)
+        self.segments = past
+        self._lock = lock
+        self._segments = segments
+
+    @classmethod
+    def open(
+        cls,
+        path: Path,
+        identity: RunIdentity,
+        files: Files,
+        *,
+        allow_changed: bool,
+        now_text: str,
+        warn: Callable[[str], None],
+    ) -> "RunFolder":
+        """Claim a folder for a run: a new run in a new or empty folder, else the one that it holds.
+
+        Args:
+            path: the folder; created where it is missing.
+            identity: the run as the present command has it.
+            files: the disk.
+            allow_changed: go on with settings other than those that the run began with.
+            now_text: the present moment (ISO 8601, UTC).
+            warn: told, in one line each, what was odd.
+
+        Raises:
+            ConfigError: the folder is not a run's, or its ``run.json`` is not to be understood. Nothing in it
+                was changed.
+            ResumeMismatch: it holds another run.
+            Fenced: another driver has it.
+            StoreError: it cannot be written or locked.
+        """
+        assert identity.shard_records >= 1
+        _refuse_foreign(path)
+        with blaming(path, "create"):
+            make_folder(files, path)
+        lock = FolderLock.take(path, started_at=now_text)
+        try:
+            # Another process may have begun here between the first look and the lock.
+            _refuse_foreign(path)
+            run = _read_run(files, path)
+            mark = _compare(path, run, identity, allow_changed=allow_changed, warn=warn) if run else None
+            is_new = run is None
+            if run is None:
+                run = _begin_run(files, path, identity, now_text)
+            segments, past = _open_segments(files, path, warn)
+            return cls(path, lock, run, settings_mark=mark, is_new=is_new, segments=segments, past=past)
+        except BaseException:
+            lock.release()
+            raise
+
+    def check_still_mine(self) -> None:
+        """Make sure that nobody took the folder over by removing the lock file.
+
+        Raises:
+            Fenced: the lock file is not the one that was locked.
+        """
+        self._lock.check_still_mine()
+
+    def start_segment(self, started_at: str, facts: Mapping[str, Any]) -> None:
+        """Note, durably, that this process began.
+
+        Args:
+            started_at: the moment (ISO 8601, UTC).
+            facts: what else is worth keeping of it, JSON-ready.
+
+        Raises:
+            StoreError: it was not noted.
+        """
+        self._note({"segment": self.segment, "started_at": started_at, "epoch": self.epoch, **facts})
+
+    def end_segment(
+        self,
+        ended_at: str,
+        *,
+        why: str,
+        sums: Mapping[str, Any],
+        wall_s: float,
+        slot_seconds: Mapping[str, float],
+    ) -> None:
+        """Note, durably, that this process ends.
+
+        Args:
+            ended_at: the moment (ISO 8601, UTC).
+            why: in a word or a line.
+            sums: totals over this segment's records, as :meth:`genpipe.core.values.Sums.as_json` gives them.
+            wall_s: how long the segment lasted.
+            slot_seconds: the books, by owner.
+
+        Raises:
+            StoreError: it was not noted.
+        """
+        facts = {"segment": self.segment, "ended_at": ended_at, "why": why, "sums": dict(sums)}
+        self._note({**facts, "wall_s": round(wall_s, 3), "slot_seconds": dict(slot_seconds)})
+
+    def close(self) -> None:
+        """Give the folder back. May be called twice."""
+        try:
+            self._segments.close()
+        finally:
+            self._lock.release()
+
+    def _note(self, entry: Mapping[str, Any]) -> None:
+        self._segments.append(lines.encode(_canonical(entry, sort=False)[:-1]))
+        self._segments.sync()
+
+
+def recorded_settings(files: Files, path: Path) -> dict[str, Any] | None:
+    """The settings that the run in a folder began with, or None where there is no run; claims nothing.
+
+    Raises:
+        ConfigError: the folder is not a run's, or its ``run.json`` is not to be understood.
+        StoreError: it cannot be read.
+    """
+    _refuse_foreign(path)
+    run = _read_run(files, path)
+    return None if run is None else dict(run["settings"])
+
+
+def _refuse_foreign(path: Path) -> None:
+    """Refuse a place where something else is than a run, or nothing."""
+    try:
+        names = {entry.name for entry in path.iterdir()}
+    except FileNotFoundError:
+        return
+    except NotADirectoryError:
+        raise ConfigError(f"{path} is a file, not a folder: give another output folder") from None
+    except OSError as error:
+        raise ConfigError(
+            f"cannot look into {path}: {error.strerror}; see to its permissions, or give another folder"
+        ) from None
+    foreign = sorted(names - {LOCK, RUN + TEMPORARY})
+    if foreign and RUN not in names:
+        raise ConfigError(
+            f"{path} holds {_shortened(', '.join(foreign[:5]))} but no {RUN}: it is no run folder (or {RUN} "
+            "was lost: put it back). Give an empty or a new folder; nothing was changed here"
+        )
+
+
+def _read_run(files: Files, path: Path) -> dict[str, Any] | None:
+    """What ``run.json`` says; None where there is none."""
+    file = path / RUN
+    with blaming(file, "read"):
+        if not files.exists(file):
+            return None
+        data = files.read(file)
+    try:
+        run = json.loads(data)
+    except ValueError:
+        run = None
+    if not isinstance(run, dict):
+        raise ConfigError(
+            f"{file} is damaged ({len(data)} bytes, no JSON object): put back a copy of it. Nothing was "
+            "changed; the records in the folder are safe"
+        )
+    if run.get("format") != FORMAT:
+        raise ConfigError(
+            f"{file} is of format {run.get('format')!r}, and this genpipe knows format {FORMAT}: use the "
+            f"version that began the run (genpipe {run.get('genpipe', 'unknown')})"
+        )
+    kinds = {"run_id": str, "created_at": str, "inputs": list, "settings": dict, "shard_records": int}
+    for key, kind in kinds.items():
+        if not isinstance(run.get(key), kind):
+            raise ConfigError(f"{file} is damaged: {key!r} is missing or no {kind.__name__}; put back a copy")
+    return run
+
+
+def _begin_run(files: Files, path: Path, identity: RunIdentity, now_text: str) -> dict[str, Any]:
+    run = {
+        "format": FORMAT,
+        "run_id": uuid4().hex,
+        "created_at": now_text,
+        "genpipe": identity.version,
+        "inputs": [{"path": given} for given in identity.inputs],
+        "settings": dict(identity.settings),
+        "digest": identity.digest,
+        "shard_records": identity.shard_records,
+    }
+    with blaming(path / RUN, "write"):
+        replace_atomically(files, path / RUN, json.dumps(run, indent=2).encode() + b"\n")
+    return run
+
+
+def _compare(
+    path: Path,
+    run: Mapping[str, Any],
+    identity: RunIdentity,
+    *,
+    allow_changed: bool,
+    warn: Callable[[str], None],
+) -> str | None:
+    """Hold the present command against the run; the digest of settings that may differ and do, else None."""
+    if len(run["inputs"]) != len(identity.inputs):
+        raise ResumeMismatch(
+            f"the run in {path} began with {len(run['inputs'])} input files, and now there are "
+            f"{len(identity.inputs)}: give the same files in the same order, or another output folder"
+        )
+    if run["shard_records"] != identity.shard_records:
+        warn(
+            f"the run in {path} has shards of {run['shard_records']} records and keeps them: "
+            f"{identity.shard_records} is not used"
+        )
+    before = _flat(json.loads(_canonical(run["settings"])))
+    now = _flat(json.loads(_canonical(identity.settings)))
+    differences = [
+        f"{key} was {_shown(before, key)}, is {_shown(now, key)}"
+        for key in sorted(before.keys() | now.keys())
+        if _shown(before, key, whole=True) != _shown(now, key, whole=True)
+    ]
+    if not differences:
+        return None
+    more = len(differences) - _DIFFERENCES_MAX
+    told = "; ".join(differences[:_DIFFERENCES_MAX]) + (f"; and {more} more" if more > 0 else "")
+    if not allow_changed:
+        raise ResumeMismatch(
+            f"the run in {path} began with other settings: {told}. Set them as they were, give another "
+            "output folder, or mix the answers on purpose with --allow-changed"
+        )
+    warn(f"settings are not those that the run in {path} began with: {told}")
+    return identity.digest
+
+
+def _open_segments(
+    files: Files, path: Path, warn: Callable[[str], None]
+) -> tuple[Appender, tuple[dict[str, Any], ...]]:
+    """``segments.jsonl``, ready to be appended to, and what it says so far."""
+    file = path / SEGMENTS
+    with blaming(file, "read"):
+        is_new = not files.exists(file)
+        found = scan(b"" if is_new else files.read(file), indexed=False)
+    appender = Appender(files, file, new=is_new)
+    try:
+        if found.bad and not found.is_torn:
+            warn(f"{file} is damaged: the segments that cannot be read are left out of the run's history")
+        size_bytes = found.size_bytes
+        if found.bad and found.bad[-1][0] + len(found.bad[-1][1]) == size_bytes:
+            # Or else the next line would be glued to half a line, and lost with it.
+            appender.cut(found.bad[-1][0])
+        if is_new:
+            with blaming(path, "sync"):
+                files.sync_folder(path)
+    except BaseException:
+        appender.close()
+        raise
+    entries = [json.loads(lines.body_of(line)) for line in found.good]
+    return appender, tuple(entry for entry in entries if isinstance(entry.get("segment"), int))
+
+
+def _canonical(value: Mapping[str, Any], *, sort: bool = True) -> bytes:
+    try:
+        return json.dumps(value, sort_keys=sort, allow_nan=False, separators=(",", ":")).encode()
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"a setting has no place in JSON: {error}") from None
+
+
+def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
+    """A tree of objects as dotted paths to its leaves; lists are leaves."""
+    if not isinstance(value, dict) or not value:
+        return {prefix: value}
+    leaves = {}
+    for key, item in value.items():
+        leaves.update(_flat(item, f"{prefix}.{key}" if prefix else str(key)))
+    return leaves
+
+
+def _shown(leaves: Mapping[str, Any], key: str, *, whole: bool = False) -> str:
+    if key not in leaves:
+        return "not set"
+    text = json.dumps(leaves[key], ensure_ascii=False, sort_keys=True)
+    return text if whole else _shortened(text)
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _VALUE_CHARS_MAX else text[:_VALUE_CHARS_MAX] + "…"

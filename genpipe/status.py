@@ -1,0 +1,101 @@
+"""A look at a run folder from outside: its last snapshot, and whether somebody still writes it."""
+
+import json
+import os
+import socket
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from genpipe.core import wording
+from genpipe.core.errors import ConfigError
+from genpipe.edges.files import OsFiles
+from genpipe.edges.lock import LOCK
+from genpipe.edges.report import PROGRESS
+from genpipe.edges.run_folder import recorded_settings
+from genpipe.ui import terminal
+
+STALE_S = 10.0
+"""A snapshot of a live run is never much older than a second; from this age on it is said (seconds)."""
+
+OVER = {"done", "stopped", "failed", "interrupted"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """What was seen.
+
+    Attributes:
+        progress: the last snapshot.
+        alive: a driver is at work.
+        note: what is to be said about it, or None.
+    """
+
+    progress: dict[str, Any]
+    alive: bool
+    note: str | None
+
+    def as_json(self) -> str:
+        """The snapshot, and whether it is alive."""
+        data = {**self.progress, "alive": self.alive}
+        return orjson.dumps(data, option=orjson.OPT_INDENT_2).decode()
+
+    def as_text(self) -> str:
+        """For people."""
+        return terminal.status(self.progress, note=self.note)
+
+
+def look(folder: Path) -> Look:
+    """Look at the run in ``folder``; touches nothing.
+
+    Raises:
+        ConfigError: there is no run in it, or it has not said anything yet.
+    """
+    if not folder.is_dir():
+        raise ConfigError(f"{folder} is no folder")
+    if recorded_settings(OsFiles(), folder) is None:
+        raise ConfigError(f"no run has begun in {folder}: there is no run.json")
+    try:
+        progress = json.loads((folder / PROGRESS).read_bytes())
+        updated = datetime.fromisoformat(progress["updated_at"])
+        state = progress["state"]
+    except FileNotFoundError:
+        raise ConfigError(f"the run in {folder} has not reported yet: try again in a second") from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"{folder / PROGRESS} cannot be read ({error}): it is written anew while a run goes on"
+        ) from None
+    age_s = max(0.0, (datetime.now(UTC) - updated).total_seconds())
+    alive = _owner_lives(folder, age_s)
+    note = None
+    if alive and state not in OVER and age_s >= STALE_S:
+        note = f"the last report is {wording.duration(age_s)} old: the driver is stuck, or is starting again"
+    elif not alive and state not in OVER:
+        note = (
+            f"not running: its driver ended without a word, {wording.duration(age_s)} ago. "
+            "The same command as before goes on from here"
+        )
+    elif not alive and state == "interrupted":
+        note = "not running: the same command as before goes on from here"
+    return Look(progress=progress, alive=alive, note=note)
+
+
+def _owner_lives(folder: Path, age_s: float) -> bool:
+    """Whether the process that signed the lock is there; on another host its reports must do as a sign."""
+    try:
+        owner = json.loads((folder / LOCK).read_bytes())
+        pid, host = int(owner["pid"]), owner["host"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return age_s < STALE_S
+    if host != socket.gethostname():
+        return age_s < STALE_S
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
