@@ -218,7 +218,9 @@ def check(
 
 @app.command()
 def sim_server(
-    ports: Annotated[str, typer.Option(help="One port or a range, e.g. 30000-30003.")] = "30000",
+    ports: Annotated[
+        str, typer.Option(help="One port, a range such as 30000-30003, or free:4 for any four.")
+    ] = "30000",
     model: Annotated[str, typer.Option(help="Name of the model that it claims to serve.")] = "tiny-model",
     max_running: Annotated[int, typer.Option(help="Requests that run at once; more are queued.")] = 256,
     max_queued: Annotated[int | None, typer.Option(help="Queued requests; more get a 503.")] = None,
@@ -231,6 +233,9 @@ def sim_server(
     lengths: Annotated[
         str, typer.Option(help="Tokens per answer: fixed:N or lognormal:mean=M,sigma=S[,max=N].")
     ] = "fixed:16",
+    reply_bytes: Annotated[
+        int | None, typer.Option(help="Size of every answer's text, for benchmarks; by its tokens otherwise.")
+    ] = None,
     health_delay_s: Annotated[float, typer.Option(help="How long /health takes.")] = 1.0,
     orders: Annotated[
         bool, typer.Option("--orders", help="Obey orders between << and >> in prompts, and /_fake.")
@@ -260,6 +265,7 @@ def sim_server(
         step_fixed_s=fixed_s,
         step_per_request_s=each_s,
         lengths=lengths,
+        reply_bytes=reply_bytes,
         health_delay_s=health_delay_s,
         orders=orders,
         log_path=log_path,
@@ -269,18 +275,21 @@ def sim_server(
 
 
 def port_range(text: str) -> list[int]:
-    """``30000`` or ``30000-30003`` as ports.
+    """``30000``, ``30000-30003`` or ``free:4`` as ports; 0 is a free one.
 
     Raises:
-        ConfigError: it is neither.
+        ConfigError: it is none of them.
     """
     first, dash, last = text.partition("-")
     try:
-        ports = list(range(int(first), int(last if dash else first) + 1))
+        if text.startswith("free:"):
+            ports = [0] * int(text.removeprefix("free:"))
+        else:
+            ports = list(range(int(first), int(last if dash else first) + 1))
     except ValueError:
         ports = []
     if not ports or not all(0 <= port < 65536 for port in ports):
-        raise ConfigError(f"--ports {text}: write one port or a range such as 30000-30003")
+        raise ConfigError(f"--ports {text}: write one port, a range such as 30000-30003, or free:4")
     return ports
 
 

@@ -1,13 +1,11 @@
-"""A first try without a GPU: simulated servers, a run killed half-way, its resume, and an audit of the shards."""
+"""A first try without a GPU: simulated servers, a run killed half-way, its resume, and an audit."""
 
 import contextlib
+import hashlib
 import json
-import math
-import os
 import random
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -28,19 +26,19 @@ from genpipe.ui import terminal
 
 SERVERS = 4
 SLOTS = 24
-KILL_AT_SHARE = 0.5
 SIM_ARGUMENTS = (
-    "--tokens-per-s=180",
-    "--tokens-per-s-full=2600",
-    f"--max-running={SLOTS}",
-    "--lengths=lognormal:mean=110,sigma=0.8,max=900",
-    "--health-delay-s=0.2",
+    *("--tokens-per-s", "180", "--tokens-per-s-full", "2600", "--max-running", str(SLOTS)),
+    *("--lengths", "lognormal:mean=110,sigma=0.8,max=900", "--health-delay-s", "0.2"),
 )
-TIMEOUT_S = 85.0
-"""The demo ends itself after this long, whatever happens (seconds)."""
 
-_SUBJECTS = ("a lighthouse", "two trains", "a bakery", "the tide", "an orchard", "a clockmaker", "the north wind")
-_TASKS = ("Tell a short story about", "Write three facts about", "Explain to a child", "Set a sum that is about")
+LOG_EVERY_S = 3.0
+"""Elsewhere than on a terminal a line comes this often (seconds)."""
+
+RUN_LIMIT_S = 300.0
+"""Longest that one of the two runs may take (seconds)."""
+
+_SUBJECTS = ("a lighthouse", "two trains", "a bakery", "the tide", "an orchard", "a clock", "the north wind")
+_TASKS = ("Tell a short story about", "Write three facts about", "Explain to a child", "Make a riddle about")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,20 +47,22 @@ class Audit:
 
     Attributes:
         records: lines with a good checksum.
+        damaged: lines without one.
         lost: prompts without a record.
-        doubled: prompts with more than one.
+        doubled: records too many.
         wrong: records whose answer belongs to another prompt.
     """
 
     records: int
+    damaged: int
     lost: int
     doubled: int
     wrong: int
 
     @property
     def good(self) -> bool:
-        """Nothing lost, doubled or mixed up."""
-        return not (self.lost or self.doubled or self.wrong)
+        """Nothing lost, doubled, damaged or mixed up."""
+        return not (self.lost or self.doubled or self.wrong or self.damaged)
 
 
 def play(*, prompts: int, seed: int, keep: Path | None) -> int:
@@ -77,138 +77,197 @@ def play(*, prompts: int, seed: int, keep: Path | None) -> int:
         The exit code: 0 if nothing was lost or doubled.
 
     Raises:
-        ConfigError: ``keep`` is there already.
+        ConfigError: ``keep`` is there already, or there are no prompts.
     """
     if prompts < 1:
         raise ConfigError("--prompts must be at least 1")
     if keep is not None and keep.exists():
         raise ConfigError(f"{keep} is there already: name a folder that is not")
     with tempfile.TemporaryDirectory(prefix="genpipe-demo-") as place:
-        folder = Path(place)
-        source = folder / "prompts.jsonl"
-        texts = _write_prompts(source, prompts, seed)
-        out = folder / "run"
-        with _servers(seed) as urls:
-            code = _watch(urls, source, out, texts)
+        out = Path(place) / "run"
+        source = Path(place) / "prompts.jsonl"
+        texts = _texts(prompts, seed)
+        source.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts), encoding="utf-8")
+        log_path = Path(place) / "servers.log"
+        with _servers(seed, log_path) as urls:
+            code = _Demo(urls, source, out, texts, log_path).play()
         if keep is not None:
             shutil.copytree(out, keep)
-            typer.echo(f"The run folder is kept in {keep}.")
+            typer.echo(f"\nThe run folder is in {keep}; look at it with: genpipe status {keep}")
     return code
 
 
-def _watch(urls: list[str], source: Path, out: Path, texts: list[str]) -> int:
-    total = len(texts)
-    deadline_s = time.monotonic() + TIMEOUT_S
-    command = [
-        *(sys.executable, "-m", "genpipe", "run", "--quiet", "--prompts", str(source), "--out", str(out)),
-        *("--servers", urls[0].rsplit(":", 1)[0] + f":{_port(urls[0])}-{_port(urls[-1])}"),
-        *("--concurrency", str(SLOTS)),
-    ]
-    typer.echo(f"{len(urls)} simulated servers of {SLOTS} slots, {total:,} prompts. The command is\n")
-    typer.echo("  genpipe run --prompts prompts.jsonl --servers http://127.0.0.1:… --concurrency 24 --out run\n")
-    kill_at = math.ceil(total * KILL_AT_SHARE)
-    first = _follow(subprocess.Popen(command), out, deadline_s, kill_at=kill_at)
-    at_kill = _indices(out)
-    typer.echo(f"\nSIGKILL to the driver at {first:,} done: no warning, no clean-up. On disk: {len(at_kill):,}.")
-    typer.echo("The same command again goes on from there:\n")
-    second = subprocess.Popen(command)
-    done = _follow(second, out, deadline_s, kill_at=None)
-    if second.returncode != 0:
-        typer.echo(f"\nthe resumed run ended with exit code {second.returncode} at {done:,} done")
-        return 1
-    typer.echo("")
-    progress = json.loads((out / PROGRESS).read_bytes())
-    return _conclude(out, texts, at_kill, progress)
+def audit(out: Path, texts: list[str]) -> Audit:
+    """Hold a run's shards against its prompts.
 
-
-def _conclude(out: Path, texts: list[str], at_kill: Counter[int], progress: dict[str, Any]) -> int:
-    audit = audit_shards(out, texts)
-    verdict = "nothing was lost, doubled or mixed up" if audit.good else "SOMETHING IS WRONG"
-    typer.echo(
-        f"Audit of {len(list((out / 'shards').iterdir()))} shards, line by line: {audit.records:,} records for "
-        f"{len(texts):,} prompts, {audit.lost} lost, {audit.doubled} doubled, {audit.wrong} with the answer of "
-        f"another prompt: {verdict}."
-    )
-    typer.echo(
-        f"After the kill {len(at_kill):,} answers were there and were not asked again; the resumed run asked for "
-        f"{len(texts) - len(at_kill):,}, at {wording.number(progress['rate_per_sec_segment'])} prompts/s and "
-        f"{wording.number(progress['output_tokens_per_sec_whole'])} tokens/s.\n"
-    )
-    typer.echo("Where the slots' time went in the resumed run:\n")
-    typer.echo("\n".join(terminal.slot_time(progress["slot_time"])))
-    typer.echo("\n".join(["", *terminal.servers(progress["servers"])]))
-    return 0 if audit.good else 1
-
-
-def audit_shards(out: Path, texts: list[str]) -> Audit:
-    """Hold the shards of a run against its prompts; the simulated servers echo a hash of what they were asked."""
-    from genpipe.sim.replies import row_hash
-
+    Simulated servers begin each answer with ``echo`` and a hash of what they were asked.
+    """
     found: Counter[int] = Counter()
-    wrong = 0
-    for path in sorted((out / "shards").iterdir()):
-        for line in path.read_bytes().splitlines(keepends=True):
-            body = lines.decode(line)
-            if body is None:
-                continue
-            record = json.loads(body)
-            found[record["index"]] += 1
-            wrong += f"echo {row_hash(texts[record['index']])}" not in record["response"]["content"]
+    damaged = wrong = 0
+    for record in _records(out):
+        if record is None:
+            damaged += 1
+            continue
+        found[record["index"]] += 1
+        wrong += not record["response"]["content"].startswith(f"echo {_row(texts[record['index']])}")
     return Audit(
         records=found.total(),
+        damaged=damaged,
         lost=len(texts) - len(found),
-        doubled=sum(count - 1 for count in found.values()),
+        doubled=found.total() - len(found),
         wrong=wrong,
     )
 
 
-def _indices(out: Path) -> Counter[int]:
-    """The indices of whole lines in the shards."""
-    found: Counter[int] = Counter()
-    for path in (out / "shards").iterdir():
-        for line in path.read_bytes().splitlines(keepends=True):
-            index = lines.index_of(line) if lines.decode(line) is not None else None
-            if index is not None:
-                found[index] += 1
-    return found
+def _texts(prompts: int, seed: int) -> list[str]:
+    rng = random.Random(seed)
+    return [f"{rng.choice(_TASKS)} {rng.choice(_SUBJECTS)}, number {number}." for number in range(prompts)]
 
 
-def _follow(process: subprocess.Popen[bytes], out: Path, deadline_s: float, *, kill_at: int | None) -> int:
-    """Show the run's own progress.json as a bar until the run ends, or is killed; how many were done then."""
-    done = 0
+@contextlib.contextmanager
+def _servers(seed: int, log_path: Path) -> Iterator[list[str]]:
+    """Simulated servers in a process of their own, on ports that are free; their addresses."""
+    command = [sys.executable, "-m", "genpipe", "sim-server", "--ports", f"free:{SERVERS}"]
+    command += [*SIM_ARGUMENTS, "--seed", str(seed), "--log", str(log_path)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
-        while process.poll() is None and time.monotonic() < deadline_s:
-            time.sleep(0.1)
-            progress = _peek(out, process.pid)
-            if progress is None:
-                continue
-            done = progress["completed"]
-            _draw(progress)
-            if kill_at is not None and done >= kill_at:
-                break
+        assert process.stdout is not None
+        ready = process.stdout.readline().split()
+        if ready[:2] != ["sim-server", "ready"]:
+            raise ConfigError("the simulated servers did not start; their own message stands above")
+        yield ready[2:]
     finally:
-        if process.poll() is None:
-            process.send_signal(signal.SIGKILL if kill_at is not None else signal.SIGTERM)
-        process.wait()
-    progress = _peek(out, None)
-    if progress is not None and kill_at is None:
-        done = progress["completed"]
-        _draw(progress)
-    return int(done)
+        process.terminate()
+        process.communicate()
 
 
-_seen: dict[str, Any] = {}
+class _Demo:
+    """The play itself."""
 
+    def __init__(self, urls: list[str], source: Path, out: Path, texts: list[str], log_path: Path) -> None:
+        self.urls = urls
+        self.out = out
+        self.texts = texts
+        self.log_path = log_path
+        self.is_terminal = sys.stdout.isatty()
+        self.next_line_s = 0.0
+        self.command = ["run", "--quiet", "--prompts", str(source), "--out", str(out)]
+        for url in urls:
+            self.command += ["--servers", url]
+        self.command += ["--concurrency", str(SLOTS)]
 
-def _peek(out: Path, pid: int | None) -> dict[str, Any] | None:
-    """The run's last snapshot, or None before it has one of its own."""
-    with contextlib.suppress(FileNotFoundError):
-        if pid is not None and json.loads((out / ".lock").read_bytes())["pid"] != pid:
+    def play(self) -> int:
+        """Run, kill, resume, audit."""
+        total = len(self.texts)
+        typer.echo(f"{len(self.urls)} simulated servers of {SLOTS} slots, {total:,} prompts; answers of very")
+        typer.echo("different lengths. The driver will be killed with SIGKILL half-way.\n")
+        self._follow(kill_at=(total + 1) // 2)
+        killed_s = time.monotonic()
+        on_disk = _rows(self.out)
+        typer.echo(f"\nKilled. No warning, no clean-up; {len(on_disk):,} answers are on disk.")
+        typer.echo("The same command again:\n")
+        code = self._follow(kill_at=None)
+        typer.echo("")
+        if code != 0:
+            typer.echo(f"The resumed run ended with exit code {code}; its own message stands above.")
+            return 1
+        return self._conclude(on_disk, killed_s)
+
+    def _follow(self, *, kill_at: int | None) -> int:
+        """Carry out one run and show its progress.json; the exit code."""
+        process = subprocess.Popen([sys.executable, "-m", "genpipe", *self.command])
+        deadline_s = time.monotonic() + RUN_LIMIT_S
+        try:
+            while process.poll() is None and time.monotonic() < deadline_s:
+                time.sleep(0.1)
+                progress = self._peek(process.pid)
+                if progress is not None:
+                    self._show(progress)
+                    if kill_at is not None and progress["completed"] >= kill_at:
+                        break
+        finally:
+            if process.poll() is None:
+                process.send_signal(signal.SIGKILL)
+            process.wait()
+        progress = self._peek(process.pid)
+        if progress is not None:
+            self._show(progress, last=True)
+        return process.returncode
+
+    def _peek(self, pid: int) -> dict[str, Any] | None:
+        """The snapshot of this very process, or None before it has one."""
+        try:
+            owner = json.loads((self.out / ".lock").read_bytes())["pid"]
+            began = (self.out / ".lock").stat().st_mtime_ns
+            if owner != pid or (self.out / PROGRESS).stat().st_mtime_ns < began:
+                return None
+            return dict(json.loads((self.out / PROGRESS).read_bytes()))
+        except (FileNotFoundError, ValueError):
             return None
-        return dict(json.loads((out / PROGRESS).read_bytes()))
-    return None
+
+    def _show(self, progress: dict[str, Any], *, last: bool = False) -> None:
+        """Redraw the line on a terminal; elsewhere print one now and then."""
+        rate, tokens = (
+            wording.number(progress["rate_per_sec"]),
+            wording.number(progress["output_tokens_per_sec"]),
+        )
+        line = f"{terminal.bar(progress)}, {rate}/s, {tokens} tok/s"
+        if progress["eta_hours"]:
+            line += f", eta {wording.duration(3600 * progress['eta_hours'])}"
+        if self.is_terminal:
+            typer.echo(f"\r\x1b[K{line}", nl=last)
+        elif last or time.monotonic() >= self.next_line_s:
+            self.next_line_s = time.monotonic() + LOG_EVERY_S
+            typer.echo(line)
+
+    def _conclude(self, on_disk: set[str], killed_s: float) -> int:
+        found = audit(self.out, self.texts)
+        asked = self._asked_since(killed_s)
+        again = sum(count for row, count in asked.items() if row in on_disk)
+        good = found.good and again == 0
+        progress = json.loads((self.out / PROGRESS).read_bytes())
+        verdict = "All is well." if good else "SOMETHING IS WRONG."
+        typer.echo(
+            f"Every line of every shard: {found.records:,} records for {len(self.texts):,} prompts,\n"
+            f"{found.lost} lost, {found.doubled} doubled, {found.wrong} with another prompt's answer, "
+            f"{found.damaged} damaged.\n"
+            f"By the servers' log the resumed run sent {asked.total():,} requests, {again} of them\n"
+            f"for one of the {len(on_disk):,} that were on disk. {verdict}\n"
+        )
+        rate = wording.number(progress["rate_per_sec_segment"])
+        tokens = wording.number(progress["output_tokens_per_sec_whole"])
+        typer.echo(f"The resumed run did {rate} prompts/s and {tokens} tokens/s. Its slots' time:\n")
+        typer.echo("\n".join(terminal.slot_time(progress["slot_time"])))
+        typer.echo("\n".join(["", *terminal.servers(progress["servers"])]))
+        return 0 if good else 1
+
+    def _asked_since(self, killed_s: float) -> Counter[str]:
+        """What the servers were asked after the kill, by the hash of the prompt; it is all one clock."""
+        asked: Counter[str] = Counter()
+        for line in self.log_path.read_text(encoding="utf-8").splitlines():
+            entry = json.loads(line)
+            if entry["path"] == "/v1/chat/completions" and entry["arrival_s"] > killed_s:
+                asked[entry["row"]] += 1
+        return asked
 
 
-def _draw(progress: dict[str, Any]) -> None:
-    """One line a snapshot: redrawn on a terminal, a line every few seconds elsewhere."""
-    raise NotImplementedError
+def _rows(out: Path) -> set[str]:
+    """The hashes of the prompts whose records are whole on disk."""
+    rows = set()
+    for record in _records(out):
+        if record is not None:
+            rows.add(_row(record["messages"][-1]["content"]))
+    return rows
+
+
+def _records(out: Path) -> Iterator[dict[str, Any] | None]:
+    """Each line of each shard as a record, or None for a damaged one."""
+    for path in sorted((out / "shards").iterdir()):
+        for line in path.read_bytes().split(b"\n")[:-1]:
+            body = lines.decode(line + b"\n")
+            yield None if body is None else json.loads(body)
+
+
+def _row(text: str) -> str:
+    """The hash that simulated servers put into their answers and their log."""
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

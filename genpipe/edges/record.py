@@ -92,7 +92,7 @@ def facts_of(body: bytes) -> tuple[int | None, tuple[str, ...]]:
         body: the record as :func:`genpipe.edges.lines.decode` gives it.
     """
     try:
-        record = orjson.loads(body)
+        record = strict_json.loads(body)
     except ValueError:
         # The checksum is right, so these are the bytes that were acknowledged: they count, unread.
         return None, ()

@@ -193,10 +193,11 @@ class Batch:
 
     def check(self) -> None:
         """Every count agrees with what it counts."""
-        held = _alive(self._held, Phase.HELD)
-        decoding = _alive(self._marks, Phase.DECODING)
-        assert self._running == held + decoding
-        assert self._decoding == decoding
+        held, decoding = _alive(self._held, Phase.HELD), _alive(self._marks, Phase.DECODING)
+        assert self._running == len(held) + len(decoding)
+        assert self._decoding == len(decoding)
+        assert self._prompt_tokens == sum(job.prompt_tokens for job in held + decoding)
+        assert math.isclose(self._clock_starts, math.fsum(job.clock_start for job in decoding), abs_tol=1e-3)
         assert self._queued == sum(1 for job in self._queue if job.phase is Phase.QUEUED)
         assert not self._queued or self.frozen or self._running >= self.running_max
 
@@ -287,5 +288,5 @@ class Batch:
         self._over.append(job)
 
 
-def _alive(entries: Iterable[tuple[float, int, Job]], phase: Phase) -> int:
-    return sum(1 for _, _, job in entries if job.phase is phase)
+def _alive(entries: Iterable[tuple[float, int, Job]], phase: Phase) -> list[Job]:
+    return [job for _, _, job in entries if job.phase is phase]

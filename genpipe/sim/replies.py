@@ -123,7 +123,7 @@ def aborted(prompt_tokens: int, made: int, text: str, *, was_queued: bool) -> An
         reasoning=None,
         tokens=made,
         reason_tokens=0,
-        prompt_tokens=0 if was_queued and False else prompt_tokens,
+        prompt_tokens=0 if was_queued else prompt_tokens,
         finish="abort",
     )
 

@@ -31,7 +31,7 @@ def status(progress: dict[str, Any], *, note: str | None = None) -> str:
     lines = [f"{progress['state']}  run {progress['run_id'][:8]}, segment {progress['segment']}"]
     if note:
         lines.append(note)
-    lines.append(_bar(progress))
+    lines.append(f"{bar(progress)}, {progress['in_flight']} in flight")
     lines.append(
         f"rate      {wording.number(progress['rate_per_sec'])}/s now, "
         f"{wording.number(progress['rate_per_sec_segment'])}/s since this segment began "
@@ -107,14 +107,16 @@ def check_report(report: CheckReport) -> str:
     return "\n".join(lines)
 
 
-def _bar(progress: dict[str, Any]) -> str:
+def bar(progress: dict[str, Any]) -> str:
+    """How far the run is."""
     total, completed = progress["total"], progress["completed"]
     share = completed / total if total else 0.0
     filled = int(share * BAR_WIDTH)
-    bar = "#" * filled + "." * (BAR_WIDTH - filled)
-    text = f"[{bar}] {wording.number(completed)} of {wording.number(total)}"
+    text = (
+        f"[{'#' * filled}{'.' * (BAR_WIDTH - filled)}] {wording.number(completed)} of {wording.number(total)}"
+    )
     if total:
         text += f", {100 * share:.1f} %"
     if progress["failed"]:
         text += f", {wording.number(progress['failed'])} failed"
-    return f"{text}, {progress['in_flight']} in flight"
+    return text

@@ -38,6 +38,7 @@ class MemoryFiles:
         stop_before: the number of the step, from 0, before which the power goes.
         write_max: most bytes that one write takes.
         refuse: error number to raise, by (method, name); stays until it is removed.
+        refuse_step: the number of a step, from 0, and the error number that it raises.
         lazy: methods that claim to have worked and do nothing, to see that the tests notice.
     """
 
@@ -49,6 +50,7 @@ class MemoryFiles:
         self.stop_before = stop_before
         self.write_max = write_max
         self.refuse: dict[tuple[str, str], int] = {}
+        self.refuse_step: tuple[int, int] | None = None
         self.lazy: set[str] = set()
         # None stands for a folder.
         self._names: dict[Path, Inode | None] = dict.fromkeys([Path("/"), *base])
@@ -189,8 +191,10 @@ class MemoryFiles:
     def _step(self, method: str, path: Path) -> None:
         if self.stop_before is not None and len(self.log) >= self.stop_before:
             raise PowerLoss
-        self.log.append((method, path.name))
         error = self.refuse.get((method, path.name))
+        if self.refuse_step is not None and len(self.log) == self.refuse_step[0]:
+            error = self.refuse_step[1]
+        self.log.append((method, path.name))
         if error is not None:
             raise OSError(error, os.strerror(error), str(path))
 

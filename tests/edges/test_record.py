@@ -103,6 +103,12 @@ def test_tokens_and_flags_are_read_back_as_they_were_counted(given, facts):
     assert facts_of(body) == facts == (given.output_tokens, given.flags)
 
 
+def test_a_half_surrogate_in_the_prompt_hides_no_facts():
+    line = encode_finished(finished(5, keep_json=b'"k":"\\ud83d"'), WALL, None)
+
+    assert facts_of(lines.body_of(line)) == (15, ())
+
+
 def test_a_failure_is_one_line_with_a_short_message():
     line = encode_given_up(given_up(9, message="bad\nthing\r\n " + "x" * 2000))
 

@@ -1,11 +1,12 @@
 """What a start makes of a damaged, half-written or meddled-with run folder."""
 
+import errno
 import json
 import re
 
 import pytest
 
-from genpipe.core.errors import StoreError
+from genpipe.core.errors import DiskFull, StoreError
 from genpipe.edges import lines
 from genpipe.edges.files import OsFiles
 from genpipe.edges.store import Store
@@ -359,6 +360,30 @@ def test_what_was_found_is_synced_before_it_is_trusted():
 
     assert list(store.done) == [0, 1]
     audit.check(after.crash(), [0, 1])
+
+
+def test_a_start_that_the_disk_refuses_at_any_step_damages_nothing(files):
+    files.put(OPEN, files.read(OPEN)[:-5])
+    part = files.read(SEALED[0]).split(b"\n")
+    files.put(SEALED[0], b"\n".join([part[0], part[1][:-9], *part[2:]]))
+    files.put(SHARDS / "part-000003.jsonl.open", b"")
+    files.put(DONE_INDICES, b"1\n2")
+    files.put(FOLDER / "run.json.tmp", b"")
+    files.remove(MANIFEST)
+    whole = files.kill()
+    store, _ = reopen(whole)
+    assert list(store.done) == [0, 2, 3, 4, 5, 6, 7, 8, 9]
+    assert len(whole.log) > 20
+
+    for step in range(len(whole.log)):
+        refused = files.kill()
+        refused.refuse_step = (step, errno.ENOSPC)
+        with pytest.raises(DiskFull):
+            reopen(refused)
+        assert refused.open_count == 0
+        for after in (refused.crash(), refused.kill()):
+            assert list(reopen(after)[0].done) == list(store.done)
+            quiet_after(after)
 
 
 def test_a_real_folder_recovers_like_the_model(tmp_path):

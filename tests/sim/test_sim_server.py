@@ -213,15 +213,18 @@ def test_abort_takes_every_id_with_that_beginning():
             url = fleet.urls[0] + "/abort_request"
             async with session.post(url, json={"rid": "job"}) as reply:
                 assert await reply.read() == b""
-            assert not any(task.done() for task in asked)
+            await asyncio.sleep(0.05)
+            done = [[task.done() for task in asked]]
             await session.post(url, json={"rid": "job-1"})
             await asyncio.sleep(0.05)
+            done.append([task.done() for task in asked])
             await session.post(url, json={"abort_all": True})
-        return [task.result() for task in asked]
+        return [task.result() for task in asked], done
 
-    replies = with_fleet(test, max_running=2, step_fixed_s=0.01, lengths="fixed:500")
+    replies, done = with_fleet(test, max_running=2, step_fixed_s=0.01, lengths="fixed:500")
     ends = [reply["choices"][0]["finish_reason"] for reply in replies]
 
+    assert done == [[False] * 3, [True, True, False]]
     assert ends == ["abort"] * 3
     assert 5 <= replies[0]["usage"]["completion_tokens"] <= 30
     assert text_of(replies[0])
