@@ -209,10 +209,7 @@ class Batch:
                 break
             self._move(due_s)
             if mark_s <= hold_s:
-                mark, _, job = heapq.heappop(self._marks)
-                # The clock is set to the mark itself, so that rounding never leaves a job a hair short.
-                self._clock = max(self._clock, mark)
-                self._leave(job, self._now_s, Phase.ENDED)
+                self._leave(heapq.heappop(self._marks)[2], self._now_s, Phase.ENDED)
             else:
                 self._decode(heapq.heappop(self._held)[2])
             self._admit()

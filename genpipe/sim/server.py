@@ -6,6 +6,7 @@ a port behaves (``orders.parse_mode``); ``GET /_fake/stats`` tells what really h
 """
 
 import asyncio
+import resource
 import signal
 import socket
 from collections.abc import Callable, Coroutine, Iterable, Sequence
@@ -314,11 +315,14 @@ def _bound(host: str, number: int) -> socket.socket:
 def serve(config: SimConfig | Sequence[SimConfig], ports: Iterable[int], host: str = "127.0.0.1") -> None:
     """Run simulated servers until SIGTERM or SIGINT; one line on stdout says when they listen.
 
-    Uses uvloop where it is installed.
+    Uses uvloop where it is installed, and takes as many open files as the system gives: a port needs two of
+    them, a connection one.
 
     Raises:
         ConfigError: a port cannot be had, or the log file cannot be opened.
     """
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     _run(_serve(SimFleet(config, ports, host)))
 
 
