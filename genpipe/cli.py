@@ -1,6 +1,7 @@
 """The command line: reads arguments, calls what does the work, and turns errors into lines and exit codes."""
 
 import asyncio
+import gc
 import logging
 import os
 import sys
@@ -134,6 +135,10 @@ def run(
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     # Other threads parse input and write records: the default of 5 ms would keep the loop waiting as long.
     sys.setswitchinterval(0.001)
+    # What is here now stays, and requests are freed by reference counts: rare collections are enough.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 100)
     ending = run_on_loop(
         compose.run(
             settings, display=display(quiet=quiet), retry_failed=retry_failed, allow_changed=allow_changed

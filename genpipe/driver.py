@@ -2,10 +2,11 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable
-from typing import Protocol, TypeVar
+from collections import deque
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol, TypeVar
 
-from genpipe.core.errors import AttemptError, GenpipeError, StoreError
+from genpipe.core.errors import AttemptError, GenpipeError
 from genpipe.core.flow import Core
 from genpipe.core.ports import Clock, Source, Store, Transport
 from genpipe.core.values import Cancel, Commit, Group, Probe, Read, Reply, Start
@@ -28,11 +29,7 @@ REPORT_EVERY_S = 1.0
 
 
 class Driver:
-    """One run over real (or virtual) time. :meth:`run` may be called once.
-
-    Attributes:
-        error: what ended the run, where an error did.
-    """
+    """One run over real (or virtual) time. :meth:`run` may be called once."""
 
     def __init__(
         self,
@@ -52,11 +49,14 @@ class Driver:
         self._reporter = reporter
         self._attempts: dict[int, asyncio.Task[None]] = {}
         self._helpers: set[asyncio.Task[None]] = set()
-        self._landed: list[tuple[Start, Reply]] = []
+        self._arrived: deque[tuple[Start, Reply]] = deque()
+        self._landed: deque[tuple[Start, Reply]] = deque()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_s = 0.0
         self._report_s = 0.0
-        self._store_failed = False
+        # Whether anything may be begun: not before the run, and not once it is coming to its end.
+        self._running = False
+        self._store_sound = True
         self._finished = asyncio.Event()
 
     async def run(self) -> None:
@@ -80,41 +80,63 @@ class Driver:
     async def _run_group(self) -> None:
         try:
             async with asyncio.TaskGroup() as self._group:
-                self._pump()
-                await self._finished.wait()
+                self._running = True
+                try:
+                    self._pump()
+                    await self._finished.wait()
+                finally:
+                    self._running = False
                 for helper in self._helpers:
                     helper.cancel()
         finally:
             if self._timer is not None:
                 self._timer.cancel()
-            self._examine_landed()
-            if not self._store_failed:
-                for group in self._core.unsaved_groups():
-                    await finish(self._store.commit(group))
-                    self._core.committed(group.number, self._clock.now_s())
+            await finish(self._save())
 
     def stop(self, grace_s: float) -> None:
         """Start nothing more and end once what is in flight has ended, or after ``grace_s`` seconds."""
         self._core.stop(self._clock.now_s(), grace_s=grace_s)
-        self._pump()
+        self._step(self._pump)
 
     def fail(self, error: GenpipeError) -> None:
         """End the run with ``error``, met outside of the run's tasks; without effect after the end."""
-        if not self._finished.is_set():
-            self._group.create_task(_raise(error), name="fail")
+        if self._running:
+            self._begin(_raise(error), "fail")
+
+    def _begin(self, work: Coroutine[Any, Any, None], name: str | None = None) -> asyncio.Task[None]:
+        task = self._group.create_task(work, name=name)
+        task.add_done_callback(self._look_at_end)
+        return task
+
+    def _look_at_end(self, task: asyncio.Task[None]) -> None:
+        """A task that fails ends the run: the group cancels all others, and they may begin nothing new."""
+        if not task.cancelled() and task.exception() is not None:
+            self._running = False
+
+    def _step(self, step: Callable[[], None]) -> None:
+        """Take a step outside of any task, where the loop would log an error and go on without us."""
+        if not self._running:
+            return
+        try:
+            step()
+        except Exception as error:  # a bug in this step is to end the run as one in a task does
+            self._running = False
+            self._begin(_raise(error), "bug")
 
     def _pump(self) -> None:
         """Start what is due. No await here: deciding and starting are one step."""
+        if not self._running:
+            return
         for action in self._core.due(self._clock.now_s()):
             match action:
                 case Start():
-                    self._attempts[action.attempt] = self._group.create_task(self._attempt(action))
+                    self._attempts[action.attempt] = self._begin(self._attempt(action))
                 case Commit(group=group):
-                    self._group.create_task(self._commit(group), name="commit")
+                    self._begin(self._commit(group), "commit")
                 case Read(count=count):
-                    self._group.create_task(self._read(count), name="read")
+                    self._begin(self._read(count), "read")
                 case Probe():
-                    task = self._group.create_task(self._probe(action), name="probe")
+                    task = self._begin(self._probe(action), "probe")
                     self._helpers.add(task)
                     task.add_done_callback(self._helpers.discard)
                 case Cancel(attempt=attempt):
@@ -141,7 +163,8 @@ class Driver:
             self._timer.cancel()
         self._timer_s = when_s
         # Loops round to a millisecond; waking half of one too late beats waking too early and again.
-        self._timer = self._loop.call_later(max(0.0, when_s - self._clock.now_s()) + 0.0005, self._on_timer)
+        delay_s = max(0.0, when_s - self._clock.now_s()) + 0.0005
+        self._timer = self._loop.call_later(delay_s, self._step, self._on_timer)
 
     def _on_timer(self) -> None:
         self._timer = None
@@ -165,23 +188,36 @@ class Driver:
             self._pump()
             raise
         else:
-            self._core.landed(start, reply.wire_s, reply.last_s, self._clock.now_s())
-            if not self._landed:
-                # Called after the refills have taken their first step, which puts them on the wire.
-                self._loop.call_soon(self._on_landed)
-            self._landed.append((start, reply))
+            if not self._arrived:
+                self._loop.call_soon(self._step, self._on_arrived)
+            self._arrived.append((start, reply))
+            return
         finally:
             del self._attempts[start.attempt]
         self._pump()
+
+    def _on_arrived(self) -> None:
+        """Refill the slots of all replies that arrived in this turn of the loop, in one step."""
+        self._land_arrived()
+        self._pump()
+        # The refills take their first step, which puts them on the wire, before the replies are looked at.
+        self._loop.call_soon(self._step, self._on_landed)
 
     def _on_landed(self) -> None:
         self._examine_landed()
         self._pump()
 
+    def _land_arrived(self) -> None:
+        now_s = self._clock.now_s()
+        while self._arrived:
+            start, reply = self._arrived.popleft()
+            self._core.landed(start, reply.wire_s, reply.last_s, now_s)
+            self._landed.append((start, reply))
+
     def _examine_landed(self) -> None:
         """Look at what has landed since the last look."""
-        landed, self._landed = self._landed, []
-        for start, reply in landed:
+        while self._landed:
+            start, reply = self._landed.popleft()
             try:
                 answer = self._transport.examine(reply)
             except AttemptError as error:
@@ -205,35 +241,49 @@ class Driver:
         self._pump()
 
     async def _commit(self, group: Group) -> None:
-        try:
-            await finish(self._store.commit(group))
-        except StoreError:
-            self._store_failed = True
-            raise
-        except asyncio.CancelledError:
-            # The commit was carried to its end first.
-            self._core.committed(group.number, self._clock.now_s())
-            raise
-        self._core.committed(group.number, self._clock.now_s())
+        await finish(self._make_durable(group))
         self._pump()
 
+    async def _make_durable(self, group: Group) -> None:
+        self._store_sound = False
+        await self._store.commit(group)
+        self._store_sound = True
+        self._core.committed(group.number, self._clock.now_s())
 
-async def finish(work: Awaitable[T]) -> T:
-    """Await ``work`` to its end even if cancelled meanwhile; then let the cancel through.
+    async def _save(self) -> None:
+        """At the end: what has come is looked at and made durable, what has not is to be asked again."""
+        try:
+            self._land_arrived()
+            self._examine_landed()
+            # Tasks that were cancelled before their first step have not said so.
+            for start in list(self._core.flights()):
+                self._core.cancelled(start, self._clock.now_s())
+        finally:
+            # After a commit that failed nothing may be assumed, so that nothing more is tried.
+            if self._store_sound:
+                for group in self._core.unsaved_groups():
+                    await self._make_durable(group)
 
-    ``work`` brings its own time limit.
+
+async def finish(work: Coroutine[Any, Any, T]) -> T:
+    """Carry ``work`` to its end even if cancelled meanwhile, however often; then let the cancel through.
+
+    ``work`` brings its own time limit. Its error goes before a cancel.
     """
-    task = asyncio.ensure_future(work)
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await asyncio.wait({task})
-        if not task.cancelled() and (error := task.exception()) is not None:
-            raise error from None
-        raise
+    task = asyncio.get_running_loop().create_task(work)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait({task})
+        except asyncio.CancelledError as error:
+            cancelled = error
+    result = task.result()
+    if cancelled is not None:
+        raise cancelled
+    return result
 
 
-async def _raise(error: GenpipeError) -> None:
+async def _raise(error: Exception) -> None:
     raise error
 
 

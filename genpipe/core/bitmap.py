@@ -51,6 +51,17 @@ class Bitmap:
         self.count += 1
         return True
 
+    def add_range(self, first: int, last: int) -> None:
+        """Put ``first`` to ``last`` in, both included; far cheaper than one by one."""
+        assert 0 <= first <= last
+        low, high = first >> 3, last >> 3
+        if high >= len(self._bits):
+            self._bits.extend(bytes(high + 1 - len(self._bits)))
+        before = int.from_bytes(self._bits[low : high + 1], "little")
+        mask = ((1 << (last - first + 1)) - 1) << (first & 7)
+        self._bits[low : high + 1] = (before | mask).to_bytes(high + 1 - low, "little")
+        self.count += (mask & ~before).bit_count()
+
     def discard(self, index: int) -> bool:
         """Take ``index`` out; False if it was not in."""
         if index not in self:

@@ -125,6 +125,7 @@ class Answer:
         finish_reason: as the server gave it, or None.
         usage: the server's usage object, or None.
         output_tokens: tokens that the server says it made, or None where it does not say.
+        flags: what is odd about it: ``empty`` (no text at all), ``cut`` (ended by the length limit).
         model: the model's name in the reply, or None.
         size_bytes: size of the reply on the wire.
     """
@@ -133,19 +134,9 @@ class Answer:
     finish_reason: str | None
     usage: dict[str, Any] | None
     output_tokens: int | None
+    flags: tuple[str, ...] = ()
     model: str | None
     size_bytes: int
-
-    @property
-    def flags(self) -> tuple[str, ...]:
-        """What is odd about the answer: ``empty`` (no text at all), ``cut`` (ended by the length limit)."""
-        flags = []
-        parts = self.response if isinstance(self.response, list) else [self.response]
-        if not any(part.get(key) for part in parts for key in ("content", "tool_calls")):
-            flags.append("empty")
-        if self.finish_reason == "length":
-            flags.append("cut")
-        return tuple(flags)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,8 @@ from genpipe.edges.strict_json import dumps, loads, raw_member
 
 RESERVED = frozenset(
     {"index", "id", "messages", "response", "responses", "finish_reason", "usage", "flags", "model"}
-    | {"server", "attempts", "started_at", "latency_s", "queue_s", "token_ids", "settings", "_c"}
+    | {"output_tokens", "server", "attempts", "started_at", "latency_s", "queue_s", "token_ids"}
+    | {"settings", "_c"}
 )
 """Keys of our own records; no input field may be copied over them."""
 

@@ -266,10 +266,13 @@ class Recovery:
 
     def _count(self, entry: Entry, *, is_open: bool) -> None:
         """Take a shard's records into the whole, but for those that a shard before it has."""
-        fresh = [index for index in entry.indices() if self._done.add(index)]
-        if len(fresh) == entry.count:
+        done = self._done
+        if not any(done.count_between(first, last + 1) for first, last in entry.ranges):
+            for first, last in entry.ranges:
+                done.add_range(first, last)
             self._sums.merge(entry.sums)
             return
+        fresh = [index for index in entry.indices() if done.add(index)]
         path = self._shards / shard_name(entry.seq, is_open=is_open)
         self._warn(
             f"{path} holds {entry.count - len(fresh)} records of prompts that an earlier shard has: the "

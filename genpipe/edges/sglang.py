@@ -13,6 +13,7 @@ from typing import Any, Self
 import aiohttp
 import orjson
 from aiohttp.abc import AbstractStreamWriter
+from yarl import URL
 
 from genpipe.core.errors import AttemptError, ConfigError, FaultKind, PromptFault, ServerFault
 from genpipe.core.values import Answer, Reply, Start
@@ -107,7 +108,7 @@ class SglangTransport:
             timeout_s: limit of one request; passing it is the prompt's fault. None: no limit.
         """
         self._endpoints = list(endpoints)
-        self._urls = [f"{endpoint.url}/v1/chat/completions" for endpoint in endpoints]
+        self._urls = [URL(f"{endpoint.url}/v1/chat/completions") for endpoint in endpoints]
         self._headers = [_auth(endpoint) for endpoint in endpoints]
         self._members = {"model": model, **members}
         shared = b"," + orjson.dumps(self._members)[1:-1]
@@ -128,36 +129,47 @@ class SglangTransport:
 
     async def generate(self, start: Start) -> Reply:
         """Send one prompt to one server; see the port."""
-        try:
-            return await self._generate(start, again=False)
-        except TimeoutError:
-            raise PromptFault(f"no answer within request.timeout_s = {self._timeout_s:g} s") from None
-
-    async def _generate(self, start: Start, *, again: bool) -> Reply:
         body = _Body(self._encode(start), self._seen)
+        if self._timeout_s is None:
+            return await self._post(start.server, body)
         try:
-            async with (
-                asyncio.timeout(self._timeout_s),
-                self._session.post(
-                    self._urls[start.server],
-                    data=body,
-                    headers=self._headers[start.server],
-                    allow_redirects=False,
-                ) as response,
-            ):
-                if response.status != 200:
-                    raise await _refusal(response, body.wire_s)
-                data = await _read_all(response)
-                last_s = time.monotonic()
+            async with asyncio.timeout(self._timeout_s):
+                return await self._post(start.server, body)
+        except TimeoutError:
+            message = f"no answer within request.timeout_s = {self._timeout_s:g} s"
+            raise PromptFault(message, wire_s=body.wire_s) from None
+
+    async def _post(self, server: int, body: "_Body") -> Reply:
+        try:
+            return await self._exchange(server, body)
         except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
-            lost = not isinstance(error, aiohttp.ClientConnectorError)
-            if lost and body.reused and not again:
-                self.reconnects[start.server] += 1
-                return await self._generate(start, again=True)
+            if isinstance(error, aiohttp.ClientConnectorError) or not body.reused:
+                raise _unreachable(error, body.wire_s) from None
+            self.reconnects[server] += 1
+        except aiohttp.ClientError as error:
+            raise _broken(error, body.wire_s) from None
+        # The connection had been idle and was closed as the request went out: once more, on another.
+        try:
+            return await self._exchange(server, body)
+        except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
             raise _unreachable(error, body.wire_s) from None
         except aiohttp.ClientError as error:
             raise _broken(error, body.wire_s) from None
-        return Reply(body=data, wire_s=body.wire_s or last_s, last_s=last_s)
+
+    async def _exchange(self, server: int, body: "_Body") -> Reply:
+        async with self._session.post(
+            self._urls[server], data=body, headers=self._headers[server], allow_redirects=False
+        ) as response:
+            if response.status != 200:
+                raise await _refusal(response, body.wire_s)
+            if response.content_length is None:
+                data = await _read_bounded(response)
+            else:
+                _check_length(response.content_length)
+                data = await response.read()
+            last_s = time.monotonic()
+        # A server may answer before it has read all of a request.
+        return Reply(body=data, wire_s=last_s if body.wire_s is None else body.wire_s, last_s=last_s)
 
     def _encode(self, start: Start) -> bytes:
         head, tail = b'{"messages":', self._tails[start.server]
@@ -199,12 +211,12 @@ class SglangTransport:
             self._session.post(
                 self._urls[server],
                 data=orjson.dumps(body),
-                headers=self._headers[server] | {"Content-Type": "application/json"},
+                headers={**(self._headers[server] or {}), "Content-Type": "application/json"},
             ) as response,
         ):
             if response.status != 200:
                 raise await _refusal(response, None)
-            examine(Reply(body=await _read_all(response), wire_s=0.0, last_s=0.0))
+            examine(Reply(body=await response.read(), wire_s=0.0, last_s=0.0))
 
 
 def open_session() -> aiohttp.ClientSession:
@@ -297,12 +309,14 @@ def examine(reply: Reply) -> Answer:
     usage = data.get("usage") if isinstance(data.get("usage"), dict) else None
     model = data.get("model")
     reasons = [choice.get("finish_reason") for choice in choices]
+    # Of several samples the one that was cut off says most.
+    finish_reason = "length" if "length" in reasons else reasons[0]
     return Answer(
         response=parts[0] if len(parts) == 1 else parts,
-        # Of several samples the one that was cut off says most.
-        finish_reason="length" if "length" in reasons else reasons[0],
+        finish_reason=finish_reason,
         usage=usage,
         output_tokens=_output_tokens(usage, parts),
+        flags=_flags(finish_reason, parts),
         model=model if isinstance(model, str) else None,
         size_bytes=len(reply.body),
     )
@@ -318,21 +332,30 @@ def _output_tokens(usage: dict[str, Any] | None, parts: list[dict[str, Any]]) ->
     return tokens
 
 
+def _flags(finish_reason: str | None, parts: list[dict[str, Any]]) -> tuple[str, ...]:
+    """What is odd about an answer; nearly always nothing."""
+    empty = not any(part["content"] or part["tool_calls"] for part in parts)
+    cut = finish_reason == "length"
+    if not empty and not cut:
+        return ()
+    return ("empty",) * empty + ("cut",) * cut
+
+
 def _no_answer(reply: Reply, message: str) -> ServerFault:
     return ServerFault(message, kind=FaultKind.BROKEN, status=200, wire_s=reply.wire_s)
 
 
-async def _read_all(response: aiohttp.ClientResponse) -> bytes:
-    """The whole body, bounded."""
-    if response.content_length is not None:
-        if response.content_length > REPLY_BYTES_MAX:
-            raise aiohttp.ClientPayloadError(f"a reply of {response.content_length} bytes is too long")
-        return await response.read()
+def _check_length(length: int) -> None:
+    if length > REPLY_BYTES_MAX:
+        raise aiohttp.ClientPayloadError(f"a reply of {length} bytes is too long")
+
+
+async def _read_bounded(response: aiohttp.ClientResponse) -> bytes:
+    """The whole body of a reply that did not say how long it is."""
     data = bytearray()
     async for piece in response.content.iter_any():
         data += piece
-        if len(data) > REPLY_BYTES_MAX:
-            raise aiohttp.ClientPayloadError(f"a reply of over {REPLY_BYTES_MAX} bytes is too long")
+        _check_length(len(data))
     return bytes(data)
 
 
@@ -402,5 +425,5 @@ def _words(error: Exception) -> str:
     return _one_line(f"{type(error).__name__}: {error}")
 
 
-def _auth(endpoint: Endpoint) -> dict[str, str]:
-    return {} if endpoint.api_key is None else {"Authorization": f"Bearer {endpoint.api_key}"}
+def _auth(endpoint: Endpoint) -> dict[str, str] | None:
+    return None if endpoint.api_key is None else {"Authorization": f"Bearer {endpoint.api_key}"}

@@ -92,7 +92,7 @@ def test_a_raw_line_feed_in_a_prompt_is_a_bug_that_is_not_written():
         (answer(output_tokens=9, usage={"completion_tokens": 4}), (9, ())),
         (answer(output_tokens=9, usage=None), (9, ())),
         (answer(output_tokens=0, usage={"completion_tokens": 0}), (0, ())),
-        (answer("", finish_reason="length"), (7, ("empty", "cut"))),
+        (answer("", finish_reason="length", flags=("empty", "cut")), (7, ("empty", "cut"))),
         (answer(usage={"completion_tokens": 7, "big": 1 << 70}), (7, ())),
     ],
 )
