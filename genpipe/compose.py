@@ -3,12 +3,10 @@
 import asyncio
 import contextlib
 import copy
-import logging
 import os
 import random
-import signal
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +15,7 @@ from typing import Any
 from genpipe import __version__
 from genpipe.config import Settings
 from genpipe.core import wording
-from genpipe.core.errors import ConfigError, GenpipeError, ResumeMismatch, ServerFault, StoreError
+from genpipe.core.errors import ConfigError, GenpipeError, ResumeMismatch, StoreError
 from genpipe.core.fleet import BenchSettings
 from genpipe.core.flow import Core, FlowSettings
 from genpipe.core.ports import Source
@@ -27,20 +25,17 @@ from genpipe.driver import Driver
 from genpipe.edges import prompts
 from genpipe.edges.console import Display
 from genpipe.edges.dialects import Dialect
+from genpipe.edges.discovery import find_model
 from genpipe.edges.files import OsFiles
 from genpipe.edges.process import raise_file_limit
 from genpipe.edges.record import Wall
 from genpipe.edges.report import Report
 from genpipe.edges.run_folder import RunFolder, RunIdentity, recorded_settings
-from genpipe.edges.sglang import Endpoint, Monotonic, SglangTransport, open_session, served_model
+from genpipe.edges.sglang import Endpoint, Monotonic, SglangTransport
 from genpipe.edges.store import Store, StoreThread
-
-log = logging.getLogger(__name__)
+from genpipe.signals import Signals
 
 EXIT_DONE, EXIT_SOME_FAILED, EXIT_GUARD = 0, 1, 3
-
-LOOK_PAUSE_MAX_S = 5.0
-"""Longest wait between two looks for a first server (seconds)."""
 
 BAD_LINES_SHOWN_MAX = 1000
 
@@ -75,7 +70,7 @@ async def run(
         GenpipeError: the run could not begin or go on; all answers that had come are on disk.
         asyncio.CancelledError: it was cancelled from outside; likewise.
     """
-    signals = _Signals(settings.request.grace_s, display)
+    signals = Signals(settings.request.grace_s, display)
     signals.install()
     try:
         async with AsyncExitStack() as stack:
@@ -88,52 +83,6 @@ async def run(
         return Ending(exit_code=128 + signals.first, message=message, progress=None)
     finally:
         signals.remove()
-
-
-class _Signals:
-    """What the first and the second signal do.
-
-    Attributes:
-        first: the signal that came first, or None.
-        driver: the run under way; before there is one, a signal ends the preparations.
-    """
-
-    def __init__(self, grace_s: float, display: Display) -> None:
-        self.first: signal.Signals | None = None
-        self.driver: Driver | None = None
-        self._grace_s = grace_s
-        self._display = display
-        self._task = asyncio.current_task()
-        self._installed: list[signal.Signals] = []
-
-    def install(self) -> None:
-        """Take over SIGINT and SIGTERM; off the main thread they are left alone."""
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
-                loop.add_signal_handler(number, self._came, number)
-                self._installed.append(number)
-
-    def remove(self) -> None:
-        """Give the signals back."""
-        for number in self._installed:
-            asyncio.get_running_loop().remove_signal_handler(number)
-
-    def _came(self, number: signal.Signals) -> None:
-        again = self.first is not None
-        self.first = self.first or number
-        if self.driver is None:
-            assert self._task is not None
-            self._task.cancel()
-        elif again:
-            self._display.note(f"{number.name} again: saving what has arrived, and ending")
-            self.driver.stop(0.0)
-        else:
-            self._display.note(
-                f"{number.name}: nothing more is sent; waiting up to {self._grace_s:g} s for the requests in "
-                "flight (again, to end at once)"
-            )
-            self.driver.stop(self._grace_s)
 
 
 class _Peeked:
@@ -157,9 +106,7 @@ class _Peeked:
 class _Run:
     """One call of :func:`run`, step by step; what it opens, its stack closes."""
 
-    def __init__(
-        self, settings: Settings, display: Display, signals: _Signals, stack: AsyncExitStack
-    ) -> None:
+    def __init__(self, settings: Settings, display: Display, signals: Signals, stack: AsyncExitStack) -> None:
         self.settings = settings
         self.display = display
         self.signals = signals
@@ -229,38 +176,9 @@ class _Run:
         return dialect
 
     async def _find_model(self) -> str:
-        """Ask the servers what they serve; wait until one of them can be asked.
-
-        Raises:
-            ConfigError: they serve different models, or one of them is no such server.
-        """
-        pause_s, told_s = 0.25, -1e9
-        async with open_session() as session:
-            while True:
-                answers = await _ask_all(self.endpoints, lambda endpoint: served_model(session, endpoint))
-                names = {url: name for url, name in answers.items() if isinstance(name, str)}
-                if names:
-                    return self._one_name(names)
-                if self.clock.now_s() >= told_s + 15:
-                    told_s = self.clock.now_s()
-                    url, error = next(iter(answers.items()))
-                    self.display.note(
-                        f"no server can be reached yet ({url}: {error}); waiting for one, Ctrl-C ends it"
-                    )
-                await asyncio.sleep(pause_s)
-                pause_s = min(LOOK_PAUSE_MAX_S, 2 * pause_s)
-
-    def _one_name(self, names: dict[str, str]) -> str:
-        url, name = next(iter(names.items()))
-        for other_url, other in names.items():
-            if other != name:
-                raise ConfigError(
-                    f"the servers serve different models: {url} has {name!r}, {other_url} has {other!r}"
-                )
-        configured = self.settings.request.model
-        if configured is not None and configured != name:
-            self.display.note(f"warning: request.model is {configured!r}, and the servers serve {name!r}")
-        return name
+        return await find_model(
+            self.endpoints, configured=self.settings.request.model, note=self.display.note
+        )
 
     def _compare_models(self, before: str, now: str) -> None:
         if self.settings.request.model is None and before != now:
@@ -453,29 +371,6 @@ def _flow_settings(settings: Settings) -> FlowSettings:
         refused_after=guards.refused_after,
         refused_share_max=guards.refused_share,
     )
-
-
-async def _ask_all(
-    endpoints: Sequence[Endpoint], ask: Callable[[Endpoint], Awaitable[str]]
-) -> dict[str, str | ServerFault]:
-    """Ask all servers at once: by address, what each said, or why it said nothing.
-
-    Raises:
-        ConfigError: one of them is not what it should be.
-    """
-
-    async def one(endpoint: Endpoint) -> str | ServerFault:
-        try:
-            return await ask(endpoint)
-        except ServerFault as fault:
-            return fault
-
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = {endpoint.url: group.create_task(one(endpoint)) for endpoint in endpoints}
-    except ExceptionGroup as errors:
-        raise errors.exceptions[0] from None
-    return {url: task.result() for url, task in tasks.items()}
 
 
 def _tell(loop: asyncio.AbstractEventLoop, call: Callable[[ConfigError], None], error: ConfigError) -> None:

@@ -1,0 +1,121 @@
+"""Every command in the README works, in the order in which a reader types them."""
+
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+
+
+def free_ports(count: int) -> int:
+    """The first of ``count`` ports in a row that nobody listens on, below the ephemeral ones."""
+    for base in range(21000, 32000, count):
+        sockets = [socket.socket() for _ in range(count)]
+        try:
+            for place, each in enumerate(sockets):
+                each.bind(("127.0.0.1", base + place))
+        except OSError:
+            continue
+        finally:
+            for each in sockets:
+                each.close()
+        return base
+    raise AssertionError("no free ports")
+
+
+@pytest.fixture
+def place(tmp_path):
+    """A copy of what a reader has, and an environment in which genpipe is on the path."""
+    shutil.copytree(ROOT / "scripts", tmp_path / "scripts")
+    shutil.copytree(ROOT / "configs", tmp_path / "configs")
+    base = free_ports(8)
+    environment = dict(os.environ)
+    environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
+    environment["GENPIPE_FLEET_PORT"] = str(base)
+    yield tmp_path, base, environment
+    if (tmp_path / "runs" / "fleet" / "pid").exists():
+        subprocess.run(["scripts/stop_fleet"], cwd=tmp_path, env=environment, timeout=30)
+
+
+@pytest.mark.slow
+def test_every_command_can_be_typed_one_after_the_other(place):
+    folder, base, environment = place
+    said = {}
+    for block in blocks("sh"):
+        for command in block.strip().splitlines():
+            if command.startswith("make "):
+                # The targets run these very tests; that they are there is all that can be seen from here.
+                done = subprocess.run([*command.split(), "-n"], cwd=ROOT, capture_output=True, timeout=60)
+            elif command.startswith(". "):
+                continue
+            else:
+                typed = command.replace("30000-30007", f"{base}-{base + 7}")
+                with open(folder / "said", "w+b") as out:
+                    done = subprocess.run(
+                        ["bash", "-ec", typed],
+                        cwd=folder,
+                        env=environment,
+                        stdout=out,
+                        stderr=out,
+                        timeout=90,
+                    )
+                said[command] = (folder / "said").read_text(encoding="utf-8")
+
+            assert done.returncode == 0, (command, said.get(command))
+
+    assert "800 records" in next(text for command, text in said.items() if "genpipe check" in command)
+    runs = [text for command, text in said.items() if command.startswith("genpipe run")]
+    assert "800 of 800 prompts answered" in runs[0]
+    assert "800 of 800" in said["genpipe status runs/first"]
+    assert '"completed": 800' in said["genpipe status runs/first --json"]
+
+
+@pytest.mark.slow
+def test_the_second_time_the_same_command_asks_nothing(place):
+    folder, base, environment = place
+    (run,) = {line for block in blocks("sh") for line in block.splitlines() if line.startswith("genpipe run")}
+    typed = run.replace("30000-30007", f"{base}-{base + 7}")
+    (folder / "prompts.jsonl").write_text('{"prompt": "one"}\n{"prompt": "two"}\n', encoding="utf-8")
+    subprocess.run(["scripts/start_fleet", "8"], cwd=folder, env=environment, timeout=30, check=True)
+    for _ in range(2):
+        subprocess.run(["bash", "-ec", typed], cwd=folder, env=environment, timeout=60, check=True)
+    subprocess.run(["scripts/stop_fleet"], cwd=folder, env=environment, timeout=30, check=True)
+    asked = (folder / "runs" / "fleet" / "requests.jsonl").read_text(encoding="utf-8")
+
+    assert asked.count('"/v1/chat/completions"') == 2
+
+
+def test_every_setting_of_the_example_config_is_known():
+    from genpipe import config
+
+    for path in (ROOT / "configs").glob("*.toml"):
+        settings = config.load(path)
+
+        assert len(settings.servers) >= 1
+
+
+def test_the_example_config_shows_every_section_with_its_defaults():
+    from genpipe import config
+
+    shown = config.load(ROOT / "configs" / "example.toml")
+    plain = config.Settings()
+
+    for section in ("start", "retry", "guards"):
+        assert getattr(shown, section) == getattr(plain, section)
+    text = (ROOT / "configs" / "example.toml").read_text(encoding="utf-8")
+    for name, field in config.Settings.model_fields.items():
+        assert f"[{name}" in text
+        model = config.ServerConfig if name == "servers" else field.annotation
+        for key in model.model_fields:
+            assert re.search(rf"^(# )?\[?({name}\.)?{key}\b", text, re.MULTILINE), (name, key)
