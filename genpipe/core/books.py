@@ -65,10 +65,12 @@ class _Account:
         self.per_free_s: tuple[float, ...] = (0.0,) * 5
         self.owned_s = dict.fromkeys(OWNERS, 0.0)
 
-    def idle(self) -> tuple[int, list[tuple[str, int]]]:
+    def idle(self) -> tuple[int, Sequence[tuple[str, int]]]:
         """Idle slots: how many are free, and how many each closing reason has."""
         left = self.slots - self.held
         assert left >= 0, self.held
+        if not self.closed:
+            return left, ()
         owned = []
         for reason, closed in self.closed:
             part = min(left, closed)

@@ -3,15 +3,17 @@
 import heapq
 import itertools
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 
 from genpipe.core.books import Books
 from genpipe.core.errors import FaultKind, ServerFault
 from genpipe.core.histogram import Histogram
 from genpipe.core.limits import Limiter
+from genpipe.core.settings import BenchSettings
 from genpipe.core.values import Probe, ServerSpec, Start
+
+__all__ = ["BenchSettings", "Fleet", "Server", "ServerState"]
 
 
 class ServerState(StrEnum):
@@ -21,23 +23,6 @@ class ServerState(StrEnum):
     BENCHED = "benched"
     PROBING = "probing"
     TRIAL = "trial"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BenchSettings:
-    """When a server is taken out of use and how it comes back.
-
-    Attributes:
-        faults: faults in a row that bench a server (count, >= 1).
-        pause_s: wait before the first probe (seconds); doubles with each failure.
-        pause_max_s: longest wait between probes (seconds).
-        trial_s: age at which the one trial prompt no longer keeps the other slots shut (seconds).
-    """
-
-    faults: int = 3
-    pause_s: float = 0.5
-    pause_max_s: float = 8.0
-    trial_s: float = 5.0
 
 
 RAMP_STEPS = 50
@@ -92,18 +77,20 @@ class Server:
         if self.state is ServerState.UP:
             return min(self.opened, self.limiter.allowed(now_s)) - self.held
         if self.state is ServerState.TRIAL and self.trial is None:
-            return min(1, self.spec.limit - self.held)
+            return min(1, self.limiter.allowed(now_s), self.spec.limit - self.held)
         return 0
 
     def closed(self, now_s: float) -> tuple[tuple[str, int], ...]:
         """Slots that the server's own state keeps shut, for the books."""
         limit = self.spec.limit
         if self.state is ServerState.TRIAL:
-            return (("down", limit - 1),)
+            return (("down", limit - 1), ("cut", 0 if self.limiter.allowed(now_s) else 1))
         if self.state is not ServerState.UP:
             return (("down", limit),)
-        cut = max(0, self.opened - self.limiter.allowed(now_s))
-        return (("ramp", limit - self.opened), ("cut", cut))
+        opened, allowed = self.opened, self.limiter.allowed(now_s)
+        if opened == limit <= allowed:
+            return ()
+        return (("ramp", limit - opened), ("cut", max(0, opened - allowed)))
 
 
 class Fleet:
@@ -180,14 +167,10 @@ class Fleet:
         server.freed_s.append(freed_s)
         self._offer(server, now_s)
 
-    def settle_gaps(self, touched: set[int], now_s: float) -> None:
-        """After refilling: slots still free have another owner than the client, so their gap is not ours."""
+    def settle_gaps(self, touched: set[int]) -> None:
+        """After refilling: what is still free has another owner than the client, so its gap is not ours."""
         for position in touched:
-            server = self.servers[position]
-            if server.freed_s and server.room(now_s) > 0:
-                server.freed_s.clear()
-            while len(server.freed_s) > server.spec.limit:
-                server.freed_s.popleft()
+            self.servers[position].freed_s.clear()
 
     def answered(self, start: Start, now_s: float) -> None:
         """A prompt was answered: the server is well, if the attempt is younger than its state."""
@@ -241,15 +224,20 @@ class Fleet:
         server = self.servers[position]
         assert server.state is ServerState.PROBING, server.state
         if trouble is None:
-            server.answers += asked
+            if asked:
+                server.answers += 1
+                server.pause_s = 0.0
             self._set(server, ServerState.TRIAL, now_s)
         else:
             server.last_error = trouble
             self._put_on_bench(server, now_s)
 
-    def due(self, now_s: float, *, ask: bool) -> list[Probe]:
-        """Open what the clock opens; the probes that are to be sent now."""
-        self._ramp(now_s)
+    def due(self, now_s: float, *, ask: Callable[[], bool]) -> Sequence[Probe]:
+        """Open what the clock opens; the probes to be sent now, asking for a token where ``ask`` says so."""
+        if self._ramp_step < RAMP_STEPS:
+            self._ramp(now_s)
+        if not self._timers or self._timers[0][0] > now_s:
+            return ()
         probes = []
         while self._timers and self._timers[0][0] <= now_s:
             _, position = heapq.heappop(self._timers)
@@ -258,8 +246,10 @@ class Fleet:
                 self._changed(server, now_s)
             elif server.wake_s <= now_s and server.state is ServerState.BENCHED:
                 self._set(server, ServerState.PROBING, now_s)
-                probes.append(Probe(server=position, ask=ask))
-            elif server.wake_s <= now_s and server.state is ServerState.TRIAL and server.trial is not None:
+                probes.append(Probe(server=position, ask=ask()))
+            elif server.state is ServerState.TRIAL and server.trial is None:
+                self._changed(server, now_s)
+            elif server.state is ServerState.TRIAL and server.wake_s <= now_s:
                 self._set(server, ServerState.UP, now_s)
         return probes
 
@@ -280,8 +270,6 @@ class Fleet:
         assert len(self._free) <= 4 * len(self.servers) + 64
 
     def _ramp(self, now_s: float) -> None:
-        if self._ramp_step >= RAMP_STEPS:
-            return
         past = (now_s - self._began_s) / self._ramp_s
         # Rounding must not let a timer that fires at a step's very instant fall short of it.
         step = min(RAMP_STEPS, int(past * RAMP_STEPS + 1e-6))

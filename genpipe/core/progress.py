@@ -65,7 +65,7 @@ class Progress:
             "completed": completed,
             "failed": failed,
             "in_flight": core.in_flight,
-            "percent": None if total is None else (round(100 * completed / total, 3) if total else 100.0),
+            "percent": None if total is None else _percent(completed, total),
             "rate_per_sec": _round(rates.recent),
             "rate_per_sec_segment": _round(rates.segment),
             "eta_hours": _hours(eta.expected_s if eta else None),
@@ -141,6 +141,11 @@ def _gaps(gaps_s: Histogram) -> dict[str, float] | None:
         "p99": round(1000 * p99_s, 3),
         "max": round(1000 * gaps_s.largest, 3),
     }
+
+
+def _percent(completed: int, total: int) -> float:
+    """Rounded downwards, so that it is never 100 with work left."""
+    return 100_000 * completed // total / 1000 if total else 100.0
 
 
 def _round(rate: float | None) -> float | None:

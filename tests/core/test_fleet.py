@@ -1,0 +1,437 @@
+"""Benching, probes, trials, cut limits and the ramp."""
+
+import pytest
+
+from genpipe.core.books import Books
+from genpipe.core.errors import FaultKind, PromptFault
+from genpipe.core.fleet import RAMP_STEPS, Fleet, ServerState
+from genpipe.core.settings import BenchSettings
+from genpipe.core.values import Probe, ServerSpec
+from tests.core.build import answer, bench, fail, make_core, probes, refuse, starts
+
+
+def state(core, server=0):
+    return core.fleet.servers[server].state
+
+
+def well(core, now_s, server=0, *, asked=False):
+    core.probed(server, None, asked=asked, now_s=now_s)
+    core.check()
+
+
+def on_trial(core, now_s=0.0):
+    """Bench server 0 at ``now_s`` and let it through its first probe; the old attempts and the trial."""
+    old = bench(core, 0, now_s)
+    assert probes(core, now_s + 0.5) == [Probe(server=0, ask=False)]
+    well(core, now_s + 1.0)
+    (trial,) = [start for start in starts(core, now_s + 1.0) if start.server == 0]
+    return old, trial
+
+
+# ---- benching ----
+
+
+@pytest.mark.parametrize("kind", [FaultKind.UNREACHABLE, FaultKind.BROKEN])
+def test_three_faults_in_a_row_bench_a_server(kind):
+    core = make_core(50, slots=(5,))
+    found = starts(core, 0.0)
+    fail(core, found[0], 0.0, kind)
+    fail(core, found[1], 0.0, kind)
+    assert state(core) is ServerState.UP
+    fail(core, found[2], 0.0, kind)
+
+    assert state(core) is ServerState.BENCHED
+    assert starts(core, 0.4) == []
+
+
+def test_an_answer_in_between_starts_the_count_anew():
+    core = make_core(50, slots=(6,))
+    found = starts(core, 0.0)
+    for start in found[:2]:
+        fail(core, start, 0.0)
+    answer(core, found[2], 0.0)
+    for start in found[3:5]:
+        fail(core, start, 0.0)
+
+    assert state(core) is ServerState.UP
+
+
+def test_a_refusal_in_between_starts_the_count_anew_for_the_server_has_spoken():
+    core = make_core(50, slots=(6,))
+    found = starts(core, 0.0)
+    for start in found[:2]:
+        fail(core, start, 0.0)
+    refuse(core, found[2], 0.0)
+    fail(core, found[3], 0.0)
+
+    assert state(core) is ServerState.UP
+
+
+def test_a_prompt_that_ran_out_of_time_says_nothing_good_of_its_server():
+    core = make_core(50, slots=(6,))
+    found = starts(core, 0.0)
+    for start in found[:2]:
+        fail(core, start, 0.0)
+    core.failed(found[2], PromptFault("no answer within 5 s"), 5.0)
+    fail(core, found[3], 5.0)
+
+    assert state(core) is ServerState.BENCHED
+
+
+def test_a_wrong_key_benches_at_once():
+    core = make_core(50, slots=(5,))
+    fail(core, starts(core, 0.0)[0], 0.0, FaultKind.MISROUTED)
+
+    assert state(core) is ServerState.BENCHED
+
+
+def test_being_busy_never_benches():
+    core = make_core(50, slots=(9,))
+    for start in starts(core, 0.0):
+        fail(core, start, 0.0, FaultKind.BUSY)
+
+    assert state(core) is ServerState.UP
+
+
+def test_a_benched_server_has_one_owner_for_its_slots():
+    core = make_core(50, slots=(3,))
+    bench(core, 0, 0.0)
+    core.due(0.0)
+    core.books.tick(0.5)
+
+    assert core.books.owned_by_all_s()["down"] == pytest.approx(3 * 0.5)
+
+
+def test_what_began_before_the_bench_does_not_disturb_it():
+    """Neither answers nor faults of older attempts change a bench, a probe or a trial."""
+    core = make_core(90, slots=(9,))
+    old = bench(core, 0, 0.0)
+    answer(core, old[0], 0.1)
+    fail(core, old[1], 0.1)
+    assert state(core) is ServerState.BENCHED
+    assert probes(core, 0.5) == [Probe(server=0, ask=False)]
+    answer(core, old[2], 0.6)
+    fail(core, old[3], 0.6, FaultKind.MISROUTED)
+    assert state(core) is ServerState.PROBING
+    well(core, 0.7)
+    assert len(starts(core, 0.7)) == 1
+    answer(core, old[4], 0.8)
+    fail(core, old[5], 0.8, FaultKind.MISROUTED)
+
+    assert state(core) is ServerState.TRIAL
+    assert starts(core, 0.9) == []
+
+
+def test_faults_from_before_the_bench_do_not_count_after_it():
+    core = make_core(90, slots=(9,))
+    old, trial = on_trial(core)
+    answer(core, trial, 2.0)
+    for start in old:
+        fail(core, start, 3.0)
+
+    assert state(core) is ServerState.UP
+
+
+# ---- probes and trials ----
+
+
+def test_a_probe_is_sent_once_per_pause_and_pauses_double_to_their_bound():
+    core = make_core(50, slots=(4,))
+    bench(core, 0, 0.0)
+    now_s, waits_s = 0.0, []
+    for _ in range(7):
+        next_s = core.next_timer_s()
+        waits_s.append(next_s - now_s)
+        assert len(probes(core, next_s)) == 1
+        assert probes(core, next_s + 1.0) == []
+        core.probed(0, "refused", asked=False, now_s=next_s + 1.0)
+        now_s = next_s + 1.0
+
+    assert waits_s == pytest.approx([0.5, 1.0, 2.0, 4.0, 8.0, 8.0, 8.0])
+    assert core.last_error == "http://s0: refused"
+    assert core.fleet.servers[0].last_error == "refused"
+
+
+def test_after_a_good_probe_one_prompt_is_the_trial():
+    core = make_core(90, slots=(9,))
+    on_trial(core)
+
+    assert state(core) is ServerState.TRIAL
+    assert starts(core, 1.0) == []
+
+
+def test_the_other_slots_open_when_the_trial_is_answered():
+    core = make_core(90, slots=(3,))
+    _, trial = on_trial(core)
+    answer(core, trial, 2.0)
+
+    assert state(core) is ServerState.UP
+    assert len(starts(core, 2.0)) == 3
+
+
+def test_the_other_slots_open_when_the_trial_is_five_seconds_old():
+    core = make_core(90, slots=(3,))
+    on_trial(core)
+    assert starts(core, 5.9) == []
+
+    assert core.next_timer_s() == 6.0
+    assert len(starts(core, 6.0)) == 2
+    assert state(core) is ServerState.UP
+
+
+def test_a_trial_that_fails_benches_at_once_and_for_longer():
+    core = make_core(90, slots=(3,))
+    _, trial = on_trial(core)
+    fail(core, trial, 2.0)
+
+    assert state(core) is ServerState.BENCHED
+    assert probes(core, 2.9) == []
+    assert len(probes(core, 3.0)) == 1
+
+
+def test_a_trial_that_is_refused_shows_that_the_server_is_well():
+    core = make_core(90, slots=(3,))
+    _, trial = on_trial(core)
+    refuse(core, trial, 2.0)
+
+    assert state(core) is ServerState.UP
+
+
+def test_a_trial_that_runs_out_of_time_makes_room_for_another():
+    core = make_core(90, slots=(3,))
+    _, trial = on_trial(core)
+    core.failed(trial, PromptFault("no answer within 2 s"), 3.0)
+
+    assert state(core) is ServerState.TRIAL
+    assert len(starts(core, 3.0)) == 1
+
+
+def test_a_trial_that_was_cancelled_makes_room_for_another():
+    core = make_core(90, slots=(3,))
+    _, trial = on_trial(core)
+    core.cancelled(trial, 2.0)
+    core.check()
+
+    assert len(starts(core, 2.0)) == 1
+
+
+def test_a_busy_trial_ends_the_bench_and_cuts_the_limit():
+    core = make_core(90, slots=(8,))
+    _, trial = on_trial(core)
+    fail(core, trial, 2.0, FaultKind.BUSY)
+
+    assert state(core) is ServerState.UP
+    assert starts(core, 2.9) == []
+
+
+def test_suspect_prompts_do_not_starve_a_trial():
+    """Prompts that broke a server wait behind the others, so that its trial is one that may succeed."""
+    core = make_core(9, slots=(3,), backoff_s=0.1)
+    bench(core, 0, 0.0, FaultKind.BROKEN)
+    assert len(probes(core, 0.5)) == 1
+    well(core, 1.0)
+    (trial,) = starts(core, 1.0)
+
+    assert trial.prompt.index == 3
+
+
+def test_a_prompt_that_fails_again_and_again_is_not_each_trial():
+    """A prompt that kills its server would otherwise be the first to meet it when it is back."""
+    core = make_core(9, slots=(1, 1, 1, 1), backoff_s=0.1)
+    now_s = 0.0
+    for _ in range(3):
+        (killer,) = [start for start in starts(core, now_s) if start.prompt.index == 0]
+        fail(core, killer, now_s, FaultKind.UNREACHABLE)
+        now_s = core.next_timer_s()
+    found = starts(core, now_s)
+
+    assert killer.tries == 3
+    assert 0 not in [start.prompt.index for start in found]
+
+
+def test_a_token_of_our_own_ends_the_doubling_of_pauses():
+    core = make_core(3, slots=(3,))
+    bench(core, 0, 0.0, FaultKind.BROKEN)
+    assert probes(core, 0.5) == [Probe(server=0, ask=True)]
+    well(core, 1.0, asked=True)
+    (trial,) = starts(core, 1.0)
+    fail(core, trial, 2.0)
+
+    assert len(probes(core, 2.5)) == 1
+
+
+def test_a_fleet_with_nobody_in_use_is_not_usable():
+    core = make_core(50, slots=(3,))
+    assert core.fleet.usable()
+    bench(core, 0, 0.0)
+
+    assert not core.fleet.usable()
+
+
+def test_the_prompts_of_a_dead_server_go_to_the_others():
+    core = make_core(50, slots=(3, 3))
+    bench(core, 0, 0.0)
+
+    assert {start.server for start in starts(core, 0.6)} <= {1}
+
+
+# ---- 429 and 503 ----
+
+
+def test_being_busy_cuts_the_limit_and_answers_give_it_back():
+    core = make_core(200, slots=(8,))
+    found = starts(core, 0.0)
+    fail(core, found[0], 0.0, FaultKind.BUSY)
+    assert starts(core, 0.5) == []
+    for start in found[1:]:
+        answer(core, start, 0.5)
+
+    assert starts(core, 0.9) == []
+    assert len(starts(core, 1.0)) == 4
+    now_s = 1.0
+    while len(list(core.flights())) < 8:
+        for start in list(core.flights()):
+            answer(core, start, now_s)
+        starts(core, now_s)
+        now_s += 1.0
+        assert now_s < 20.0
+
+
+@pytest.mark.parametrize(("wish_s", "rest_s"), [(None, 1.0), (7.0, 7.0), (0.0, 0.0), (3600.0, 60.0)])
+def test_a_wish_for_a_pause_is_respected_within_reason(wish_s, rest_s):
+    core = make_core(50, slots=(2,))
+    first, second = starts(core, 0.0)
+    fail(core, first, 0.0, FaultKind.BUSY, retry_after_s=wish_s)
+    answer(core, second, 0.0)
+
+    if rest_s:
+        assert starts(core, rest_s - 0.1) == []
+    assert len(starts(core, rest_s)) == 1
+
+
+def test_one_crowd_of_busy_replies_cuts_once():
+    core = make_core(200, slots=(8,))
+    for start in starts(core, 0.0):
+        fail(core, start, 0.0, FaultKind.BUSY)
+
+    assert len(starts(core, 1.0)) == 4
+
+
+def test_a_cut_limit_is_booked_as_cut():
+    core = make_core(200, slots=(4,))
+    found = starts(core, 0.0)
+    fail(core, found[0], 0.0, FaultKind.BUSY)
+    core.due(0.0)
+    core.books.tick(1.0)
+
+    owned_s = core.books.owned_by_all_s()
+    assert owned_s["cut"] == pytest.approx(1.0)
+    assert owned_s["wire"] == pytest.approx(3.0)
+
+
+def test_a_server_that_asked_for_a_pause_gets_no_trial_before_it_is_over():
+    core = make_core(200, slots=(9,))
+    found = starts(core, 0.0)
+    fail(core, found[0], 0.0, FaultKind.BUSY, retry_after_s=30.0)
+    for start in found[1:4]:
+        fail(core, start, 0.0)
+    assert len(probes(core, 0.5)) == 1
+    well(core, 1.0)
+    for start in found[4:]:
+        answer(core, start, 1.0)
+
+    assert starts(core, 29.0) == []
+    assert len(starts(core, 30.0)) == 1
+    assert core.books.owned_by_all_s()["dispatch"] == 0.0
+
+
+# ---- the ramp ----
+
+
+def ramped(slots, ramp_s=1.0):
+    return make_core(1000, slots=slots, ramp_s=ramp_s, ready_spare=2000)
+
+
+def ticks(core):
+    """The moments of a core's own timers, from 0 to 1 s."""
+    now_s: float | None = 0.0
+    while now_s is not None and now_s <= 1.0:
+        yield now_s
+        now_s = core.next_timer_s()
+
+
+def test_slots_open_over_the_ramp():
+    core = ramped((100,))
+    opened = {}
+    for now_s in ticks(core):
+        core.due(now_s)
+        opened[round(now_s, 6)] = core.in_flight
+
+    assert opened[0.0] == 1
+    assert opened[0.5] == 50
+    assert opened[1.0] == 100
+    assert len(opened) == RAMP_STEPS + 1
+
+
+def test_a_large_fleet_does_not_begin_with_one_request_each_at_once():
+    core = ramped((4,) * 100)
+    core.due(0.0)
+    first = core.in_flight
+    core.due(0.02)
+
+    assert first == 1
+    assert core.in_flight < 20
+
+
+def test_the_ramp_costs_half_its_time_in_each_slot():
+    core = ramped((100,))
+    for now_s in ticks(core):
+        core.due(now_s)
+    core.books.tick(2.0)
+
+    owned_s = core.books.owned_by_all_s()
+    assert owned_s["ramp"] == pytest.approx(100 * 0.5, rel=0.05)
+    assert owned_s["ramp"] + owned_s["wire"] == pytest.approx(200.0)
+
+
+def test_slots_that_are_not_open_yet_are_not_cut():
+    """Ten slots, six open, none allowed while the server rests, four held: the ramp has its four first."""
+    core = ramped((10,))
+    for now_s in ticks(core):
+        if core.in_flight == 6:
+            break
+        core.due(now_s)
+    found = list(core.flights())
+    fail(core, found[0], now_s, FaultKind.BUSY)
+    answer(core, found[1], now_s)
+    before = core.books.owned_by_all_s()
+    core.books.tick(now_s + 0.015)
+    after = core.books.owned_by_all_s()
+
+    grown = {owner: round((after[owner] - before[owner]) / 0.015, 3) for owner in ("wire", "ramp", "cut")}
+    assert grown == {"wire": 4.0, "ramp": 4.0, "cut": 2.0}
+
+
+def test_without_a_ramp_all_slots_are_open_and_no_timer_runs():
+    core = make_core(5, slots=(5,))
+
+    assert len(starts(core, 0.0)) == 5
+    assert core.next_timer_s() is None
+
+
+# ---- the list of servers with room ----
+
+
+def test_the_list_of_servers_with_room_does_not_grow_with_time():
+    specs = [ServerSpec(url=f"http://s{number}", limit=2) for number in range(3)]
+    books = Books([2, 2, 2], 0.0)
+    fleet = Fleet(specs, books, BenchSettings(), 0.0, 0.0)
+    for attempt in range(1000):
+        server = fleet.pick(None, 0.0)
+        assert server is not None
+        fleet.took(server, attempt, 0.0)
+        books.release(server.position, held_s=0.0, wire_s=0.0, late_s=0.0, lost=False)
+        fleet.gave(server, 0.0, 0.0)
+        fleet.check()
+
+    assert fleet.room(0.0) == 6
