@@ -18,7 +18,6 @@ from genpipe.core import wording
 from genpipe.core.errors import ConfigError, GenpipeError, ResumeMismatch, StoreError
 from genpipe.core.fleet import BenchSettings
 from genpipe.core.flow import Core, FlowSettings
-from genpipe.core.ports import Source
 from genpipe.core.progress import Progress, Restored
 from genpipe.core.values import Chunk, ServerSpec
 from genpipe.driver import Driver
@@ -71,15 +70,17 @@ async def run(
         asyncio.CancelledError: it was cancelled from outside; likewise.
     """
     signals = Signals(settings.request.grace_s, display)
+    stack = AsyncExitStack()
+    this = _Run(settings, display, signals, stack)
     signals.install()
     try:
-        async with AsyncExitStack() as stack:
-            this = _Run(settings, display, signals, stack)
+        async with stack:
             return await this.carry_out(retry_failed=retry_failed, allow_changed=allow_changed)
     except asyncio.CancelledError:
         if signals.first is None:
             raise
-        message = f"stopped by {signals.first.name} before anything was sent"
+        when = "while the input was verified" if this.begun else "before anything was sent"
+        message = f"stopped by {signals.first.name} {when}"
         return Ending(exit_code=128 + signals.first, message=message, progress=None)
     finally:
         signals.remove()
@@ -88,7 +89,7 @@ async def run(
 class _Peeked:
     """A source whose first chunk was looked at."""
 
-    def __init__(self, source: Source, first: Chunk) -> None:
+    def __init__(self, source: prompts.JsonlSource, first: Chunk) -> None:
         self._source = source
         self._first: Chunk | None = first
 
@@ -101,6 +102,9 @@ class _Peeked:
             first, self._first = self._first, None
             return first
         return await self._source.read(count)
+
+    async def verify_rest(self) -> None:
+        await self._source.verify_rest()
 
 
 class _Run:
@@ -118,6 +122,9 @@ class _Run:
         self.out = Path(settings.output.dir or "")
         self.endpoints = _endpoints(settings)
         self.rng = random.Random()
+        # What the scan of the input found, perhaps before there was a driver to tell.
+        self.mismatch: ConfigError | None = None
+        self.begun = False
 
     async def carry_out(self, *, retry_failed: bool, allow_changed: bool) -> Ending:
         """All of it."""
@@ -235,6 +242,7 @@ class _Run:
         return source
 
     def _on_mismatch(self, error: ConfigError) -> None:
+        self.mismatch = error
         if self.signals.driver is not None:
             self.signals.driver.fail(error)
 
@@ -257,6 +265,9 @@ class _Run:
         restored: Restored,
     ) -> Ending:
         """The run itself."""
+        if self.mismatch is not None:
+            raise self.mismatch
+        self.begun = True
         began_s = self.clock.now_s()
         started_at = self._now_text()
         folder.start_segment(started_at, {"version": __version__, "servers": len(self.endpoints)})
@@ -276,7 +287,13 @@ class _Run:
         self.signals.driver = driver
         try:
             await driver.run()
+            if self.mismatch is not None:
+                raise self.mismatch
             if core.complete:
+                # Only now is it known that the answers belong to the input that the run began with. All of
+                # them are on disk, so that a signal may end the wait.
+                self.signals.driver = None
+                await source.verify_rest()
                 await store.seal_last()
             state = "done" if core.complete else "stopped" if core.refusal else "interrupted"
         except asyncio.CancelledError:

@@ -49,7 +49,8 @@ def line(progress: dict[str, Any]) -> str:
         parts.append(f"{progress['percent']:.1f} %")
     parts.append(f"{number(progress['rate_per_sec'])}/s")
     parts.append(f"{number(progress['output_tokens_per_sec'])} tok/s")
-    if progress["state"] in ("running", "waiting", "starting"):
+    ended = progress["completed"] + progress["failed"]
+    if progress["state"] in ("running", "waiting", "starting") and ended != progress["total"]:
         parts.append(eta(progress))
     parts.append(f"{progress['in_flight']} in flight")
     if progress["failed"]:

@@ -63,6 +63,7 @@ class JsonlSource:
         self._on_mismatch = on_mismatch
         self._fault: ConfigError | None = None
         self._stop = threading.Event()
+        self._hurry = threading.Event()
         self._reader = _Reader(
             files=self._files, dialect=dialect, index=self._index, done=done, stop=self._stop
         )
@@ -102,6 +103,24 @@ class JsonlSource:
             raise self._fault
         return chunk
 
+    async def verify_rest(self) -> None:
+        """Wait until the whole input has been counted and verified, which from now on is done without rests.
+
+        To be awaited before a run calls itself done. May be cancelled.
+
+        Raises:
+            ConfigError: the input cannot be read.
+            ResumeMismatch: the input is not what this run began with.
+        """
+        self._hurry.set()
+        await asyncio.get_running_loop().run_in_executor(self._worker, self._await_scan)
+        if self._fault is not None:
+            raise self._fault
+
+    def _await_scan(self) -> None:
+        if self._scanner is not None:
+            self._scanner.join()
+
     def close(self) -> None:
         """Stop both threads and close all files; takes a fraction of a second. May be repeated."""
         self._stop.set()
@@ -125,7 +144,7 @@ class JsonlSource:
                     if not worked and number >= len(self._index):
                         return
                 number += 1
-                if worked:
+                if worked and not self._hurry.is_set():
                     self._stop.wait(max(_NAP_MIN_S, time.perf_counter() - began_s))
         except ConfigError as error:
             self._fail(error)

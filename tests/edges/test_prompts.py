@@ -449,3 +449,31 @@ def test_nothing_is_read_after_the_end(tmp_path):
     assert isinstance(chunk, Chunk)
     assert chunk.exhausted
     assert len(chunk.prompts) == 2
+
+
+def test_verify_rest_finds_a_change_in_done_records_however_short_the_run(tmp_path):
+    """A resume that has little left to ask must not call itself done before all of the input was looked at."""
+    path, index_path = tmp_path / "in.jsonl", tmp_path / "input.idx"
+    records = [b'{"prompt": "number %06d"}\n' % number for number in range(20_000)]
+    path.write_bytes(b"".join(records))
+
+    async def read_all(done):
+        source = JsonlSource(
+            files=[path], dialect=Dialect(), index_path=index_path, done=done, warn=warnings.append
+        )
+        try:
+            while not (await source.read(5000)).exhausted:
+                pass
+            await source.verify_rest()
+        finally:
+            source.close()
+        return source.total
+
+    warnings: list[str] = []
+    total = asyncio.run(read_all(Bitmap()))
+    records[12_345] = b'{"prompt": "numbEr 012345"}\n'
+    path.write_bytes(b"".join(records))
+
+    assert total == 20_000
+    with pytest.raises(ResumeMismatch, match="12000-12999"):
+        asyncio.run(read_all(Bitmap(range(20_000))))

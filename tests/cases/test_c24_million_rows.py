@@ -1,0 +1,88 @@
+"""Neither memory nor the wait for the first request grows with the input; here a tenth of a million rows."""
+
+import contextlib
+import time
+
+import pytest
+
+from tests.e2e.harness import (
+    asked_by_process,
+    audit,
+    progress,
+    running,
+    saved,
+    servers,
+    wait_for,
+    write_prompts,
+)
+
+ROWS = 100_000
+LIMIT = 64
+
+
+def completed(out):
+    return (progress(out) or {"completed": 0})["completed"]
+
+
+def peak_of_a_small_run(tmp_path, fleet, texts):
+    """What a process needs that has hardly any input (MB)."""
+    source, out = write_prompts(tmp_path / "small.jsonl", texts), tmp_path / "small"
+    command = ["run", "--prompts", source, "--servers", fleet.address, "--concurrency", LIMIT, "--out", out]
+    peaks_mb = []
+    with running(*command, err=tmp_path / "small.err") as run:
+        while not run.over:
+            with contextlib.suppress(AssertionError, OSError):
+                peaks_mb.append(run.memory_mb("VmHWM"))
+            time.sleep(0.05)
+    assert run.wait() == 0
+    return max(peaks_mb)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_a_hundred_thousand_rows_start_and_resume_in_seconds_and_in_flat_memory(tmp_path):
+    texts = [f"Row {place}: one word about item {place % 977}? <<tokens=5 delay=0>>" for place in range(ROWS)]
+    source, out = tmp_path / "in.jsonl", tmp_path / "out"
+    source.write_text(
+        "".join(f'{{"id": "m-{place:07d}", "prompt": "{text}"}}\n' for place, text in enumerate(texts))
+    )
+    with servers(tmp_path, 4) as fleet:
+        small_mb = peak_of_a_small_run(tmp_path, fleet, texts[:2_000])
+        command = [
+            "run",
+            "--prompts",
+            source,
+            "--servers",
+            fleet.address,
+            "--concurrency",
+            LIMIT,
+            "--out",
+            out,
+        ]
+        with running(*command, err=tmp_path / "1.err") as first:
+            wait_for(lambda: completed(out) >= ROWS // 2, "half of the rows", 100)
+            late_mb = first.memory_mb("VmHWM")
+            first.kill()
+        before = len(saved(out))
+        with running(*command, err=tmp_path / "2.err") as second:
+            # The peak of a resumed process: read again and again, for it is gone with the process.
+            peaks_mb = []
+            while completed(out) < 0.95 * ROWS:
+                peaks_mb.append(second.memory_mb("VmHWM"))
+                time.sleep(0.3)
+            code = second.wait()
+        fleet.stop()
+        asked = asked_by_process(fleet.visits())[1:]
+    first_s, resumed_s = asked[0][0]["arrival_s"] - first.began_s, asked[1][0]["arrival_s"] - second.began_s
+    print(
+        f"first request after {first_s:.2f} s, resumed after {resumed_s:.2f} s; peak of "
+        f"memory {small_mb:.0f} MB with 2,000 rows, {late_mb:.0f} MB at half, {max(peaks_mb):.0f} MB resumed"
+    )
+
+    assert code == 0
+    assert ROWS // 2 <= before < ROWS
+    assert first_s < 5
+    assert resumed_s < 5
+    assert max(late_mb, *peaks_mb) < small_mb + 40
+    audit(out, texts)
+    assert len(asked[1]) <= ROWS - before
