@@ -1,6 +1,7 @@
 """The command line: reads arguments, calls what does the work, and turns errors into lines and exit codes."""
 
 import asyncio
+import errno
 import gc
 import logging
 import os
@@ -14,7 +15,7 @@ from typing import Annotated, Any, NoReturn, TypeVar
 import typer
 
 from genpipe import __version__, config
-from genpipe.core.errors import ConfigError, GenpipeError
+from genpipe.core.errors import ConfigError, DiskFull, GenpipeError, StoreError
 
 T = TypeVar("T")
 
@@ -38,11 +39,15 @@ app = typer.Typer(
 
 def main() -> NoReturn:
     """The command ``genpipe``."""
+    _occupy_standard_streams()
     try:
-        app()
+        app(prog_name="genpipe")
         code = 0
     except SystemExit as end:
-        raise SystemExit(end.code) from None
+        if not isinstance(end.__context__, BrokenPipeError):
+            raise SystemExit(end.code) from None
+        # Typer makes 1 of it, which has a meaning of its own here.
+        code = 0
     except KeyboardInterrupt:
         code = 130
     except GenpipeError as error:
@@ -60,12 +65,37 @@ def main() -> NoReturn:
     sys.exit(code)
 
 
+def _occupy_standard_streams() -> None:
+    """Put the null device where a standard stream was closed.
+
+    Or else the next file to be opened would get its number: whatever is written to "stderr" would go into it,
+    and the event loop aborts the process when it is to close a socket of that number.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            # The lowest free number is given, and that is this one.
+            os.open(os.devnull, os.O_RDWR)
+
+
 def _tell(text: str) -> None:
     if sys.stderr is not None:
         try:
             sys.stderr.write(text + "\n")
         except (OSError, ValueError):
             return
+
+
+def _say(text: str) -> None:
+    """Put a result on stdout."""
+    try:
+        typer.echo(text)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        kind = DiskFull if error.errno == errno.ENOSPC else StoreError
+        raise kind(f"cannot write the result to stdout: {error.strerror}") from None
 
 
 @app.callback(invoke_without_command=True)
@@ -77,18 +107,25 @@ def _top(
         raise typer.Exit
 
 
-@app.command(epilog=EXIT_CODES)
+@app.command(epilog=EXIT_CODES, short_help="Start a run, or resume it.")
 def run(
-    config_path: Annotated[Path | None, typer.Argument(metavar="[CONFIG.toml]")] = None,
+    config_path: Annotated[
+        Path | None,
+        typer.Argument(metavar="CONFIG.toml", help="The run's settings in TOML; options stand over them."),
+    ] = None,
     prompts: Annotated[
-        list[str] | None, typer.Option(help="A JSON Lines file of prompts; repeatable.")
+        list[str] | None, typer.Option(metavar="FILE", help="A JSON Lines file of prompts; repeatable.")
     ] = None,
     servers: Annotated[
         list[str] | None,
-        typer.Option(help="A server; http://host:30000-30007 means eight of them; repeatable."),
+        typer.Option(
+            metavar="URL", help="A server; http://host:30000-30007 means eight of them; repeatable."
+        ),
     ] = None,
-    concurrency: Annotated[int | None, typer.Option(help="Requests at once, per server.")] = None,
-    out: Annotated[str | None, typer.Option(help="The run folder.")] = None,
+    concurrency: Annotated[
+        int | None, typer.Option(metavar="N", help="Requests at once, per server.")
+    ] = None,
+    out: Annotated[str | None, typer.Option(metavar="DIR", help="The run folder.")] = None,
     overrides: Annotated[
         list[str] | None,
         typer.Option(
@@ -109,14 +146,13 @@ def run(
 ) -> None:
     """Start a run, or resume it: the same command again goes on where it was.
 
+    \b
     For example:
-
       genpipe run configs/gsm8k.toml
-
-      genpipe run --prompts prompts.jsonl --servers http://gpu1:30000-30007 --concurrency 32 --out runs/first
-
-      genpipe run --prompts gsm8k.jsonl --set input.field=question --set request.sampling.max_tokens=2048 …
-    """
+      genpipe run --prompts prompts.jsonl --servers http://gpu1:30000-30007 \\
+          --concurrency 32 --out runs/first
+      genpipe run configs/gsm8k.toml --set request.sampling.max_tokens=2048
+    """  # noqa: D301  # the mark that keeps the lines apart is this very character
     settings = config.load(
         config_path,
         overrides=overrides or [],
@@ -126,7 +162,7 @@ def run(
         out=out,
     )
     if print_config:
-        typer.echo(settings.model_dump_json(indent=2))
+        _say(settings.model_dump_json(indent=2))
         return
     from genpipe import compose
     from genpipe.edges.console import display
@@ -168,7 +204,7 @@ def run_on_loop(main: Coroutine[Any, Any, T]) -> T:
     return uvloop.run(main)
 
 
-@app.command()
+@app.command(short_help="Show a run: how far, how fast, where the time goes.")
 def status(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A run folder.")],
     as_json: Annotated[bool, typer.Option("--json", help="The snapshot as JSON.")] = False,
@@ -176,27 +212,28 @@ def status(
 ) -> None:
     """Show a run: how far, how fast, until when, where the time goes, and each server.
 
+    \b
     For example:
-
       genpipe status runs/first
-
       genpipe status runs/first --json | jq .eta_hours
-    """
+    """  # noqa: D301  # as above
     from genpipe import status as look
 
     while True:
         seen = look.look(folder)
-        if watch and not as_json:
+        if watch and not as_json and sys.stdout.isatty():
             typer.echo(CLEAR_SCREEN, nl=False)
-        typer.echo(seen.as_json() if as_json else seen.as_text())
+        _say(seen.as_json() if as_json else seen.as_text())
         if not (watch and seen.alive):
             return
         time.sleep(1)
 
 
-@app.command()
+@app.command(short_help="Read prompts as a run would, and name the bad ones.")
 def check(
-    prompts: Annotated[list[Path], typer.Argument(help="JSON Lines files, in the order of the run.")],
+    prompts: Annotated[
+        list[Path], typer.Argument(metavar="FILE", help="JSON Lines files, in the order of the run.")
+    ],
     overrides: Annotated[
         list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="As for run; repeatable.")
     ] = None,
@@ -205,23 +242,23 @@ def check(
 
     Exits with 1 if some records cannot be sent.
 
+    \b
     For example:
-
       genpipe check prompts.jsonl --set input.field=question
-    """
+    """  # noqa: D301  # as above
     from genpipe.compose import dialect_of
     from genpipe.edges.prompts import check_files
     from genpipe.ui.terminal import check_report
 
     settings = config.load(None, overrides=overrides or [])
     report = check_files(prompts, dialect_of(settings))
-    typer.echo(check_report(report))
+    _say(check_report(report))
     if report.records == 0:
         raise ConfigError(f"no prompts in {', '.join(map(str, prompts))}: the input is empty")
     raise typer.Exit(1 if report.bad_count else 0)
 
 
-@app.command()
+@app.command(short_help="Simulated SGLang servers over real HTTP.")
 def sim_server(
     ports: Annotated[
         str, typer.Option(help="One port, a range such as 30000-30003, or free:4 for any four.")
@@ -250,10 +287,11 @@ def sim_server(
 ) -> None:
     """Simulated SGLang servers over real HTTP, several ports in one process; no GPU is needed.
 
+    \b
     For example:
-
-      genpipe sim-server --ports 30000-30007 --tokens-per-s 200 --tokens-per-s-full 5000 --max-running 32
-    """
+      genpipe sim-server --ports 30000-30007 --max-running 32 \\
+          --tokens-per-s 200 --tokens-per-s-full 5000
+    """  # noqa: D301  # as above
     from genpipe.sim.config import SimConfig, step_times_s
     from genpipe.sim.server import serve
 
@@ -298,7 +336,7 @@ def port_range(text: str) -> list[int]:
     return ports
 
 
-@app.command()
+@app.command(short_help="A first try without a GPU: a run, a kill, a resume, an audit.")
 def demo(
     prompts: Annotated[int, typer.Option(help="How many made-up prompts.")] = 2000,
     seed: Annotated[int, typer.Option(help="Of the prompts and the answers' lengths.")] = 7,

@@ -4,17 +4,53 @@ import difflib
 import math
 import re
 import tomllib
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
+from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
-from pydantic_core import ErrorDetails
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import ErrorDetails, PydanticCustomError
 
 from genpipe.core.errors import ConfigError
 
-Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Count = Annotated[int, Field(ge=1)]
+
+def _sayable(text: str) -> str:
+    if not text.isprintable() or not text.strip():
+        raise ValueError("must be text that can be printed, and not blank")
+    return text
+
+
+def _unicode(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError("must be UTF-8") from None
+    return text
+
+
+def _path(text: str) -> str:
+    if not text.strip() or "\0" in text:
+        raise ValueError("must be a path, and not blank")
+    return text
+
+
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False, strict=True)]
+SomeSeconds = Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)]
+Share = Annotated[float, Field(ge=0, le=1, strict=True)]
+Count = Annotated[int, Field(ge=1, strict=True)]
+Name = Annotated[str, AfterValidator(_sayable)]
+Text = Annotated[str, AfterValidator(_unicode)]
+PathText = Annotated[str, AfterValidator(_path)]
 
 _OWN_BODY_KEYS = {"messages", "prompt", "text", "input_ids", "model", "rid", "stream"}
 
@@ -35,11 +71,11 @@ class Input(_Section):
         on_bad_line: ``skip`` lists bad lines in failed.jsonl; ``fail`` scans the whole input first.
     """
 
-    paths: tuple[str, ...] = ()
+    paths: tuple[PathText, ...] = ()
     dialect: Literal["auto", "prompt", "messages", "sharegpt"] = "auto"
-    field: str | None = None
-    id_field: str = "id"
-    system: str | None = None
+    field: Name | None = None
+    id_field: Name = "id"
+    system: Text | None = None
     on_bad_line: Literal["skip", "fail"] = "skip"
 
 
@@ -56,14 +92,25 @@ class ServerConfig(_Section):
     url: str
     kind: Literal["sglang", "openai"] = "sglang"
     concurrency: Count = 32
-    api_key_env: str | None = None
+    api_key_env: Name | None = None
 
     @field_validator("url")
     @classmethod
     def _base_address(cls, url: str) -> str:
-        if not re.fullmatch(r"https?://[^\s/?#]+(/[^\s?#]*)?", url):
-            raise ValueError(f"{url!r} is no http:// or https:// address")
-        return url.rstrip("/").removesuffix("/v1")
+        if "@" in url:
+            # It may hold a password, so it is not shown; an address is a server's name in every file and log.
+            raise PydanticCustomError("secret", "must hold no user and no password: use api_key_env")
+        if not (url.isprintable() and re.fullmatch(r"https?://[^\s/?#]+(/[^\s?#]*)?", url)):
+            raise ValueError("must be an address such as http://gpu1:30000")
+        try:
+            parts = urlsplit(url)
+            port = parts.port
+            (parts.hostname or "").encode("idna")
+        except ValueError as error:
+            raise ValueError(f"must be an address such as http://gpu1:30000 ({_reason(error)})") from None
+        if not parts.hostname or port == 0 or parts.netloc.endswith(":"):
+            raise ValueError("must be an address such as http://gpu1:30000")
+        return url.rstrip("/").removesuffix("/v1").rstrip("/")
 
 
 class Request(_Section):
@@ -79,10 +126,10 @@ class Request(_Section):
     """
 
     api: Literal["chat"] = "chat"
-    model: str | None = None
+    model: Name | None = None
     sampling: dict[str, Any] = Field(default_factory=dict)
     extra_body: dict[str, Any] = Field(default_factory=dict)
-    timeout_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    timeout_s: SomeSeconds | None = None
     grace_s: Seconds = 20.0
 
     @model_validator(mode="after")
@@ -91,26 +138,46 @@ class Request(_Section):
             values = getattr(self, section)
             for key in values:
                 if key in _OWN_BODY_KEYS:
-                    raise ValueError(f"{section}.{key} is set by genpipe itself; remove it")
+                    raise _misplaced(f"{section}.{key}", "is set by genpipe itself; remove it")
             _demand_json(values, section)
         if self.sampling.keys() & self.extra_body.keys():
-            twice = sorted(self.sampling.keys() & self.extra_body.keys())
-            raise ValueError(f"{', '.join(twice)} stands in both sampling and extra_body; keep one")
+            twice = min(self.sampling.keys() & self.extra_body.keys())
+            raise _misplaced(f"sampling.{twice}", "stands in extra_body as well; keep one of them")
         return self
 
 
+def _misplaced(place: str, wanted: str) -> PydanticCustomError:
+    """What is wrong with one of the members that are passed through."""
+    return PydanticCustomError("misplaced", "{wanted}", {"place": place, "wanted": wanted})
+
+
 def _demand_json(value: Any, where: str) -> None:
-    """TOML has dates and not-a-number, JSON has not."""
+    """TOML has dates, not-a-number and whole numbers of any size; JSON as servers read it has not."""
     if isinstance(value, dict):
         for key, part in value.items():
             _demand_json(part, f"{where}.{key}")
     elif isinstance(value, list):
         for part in value:
             _demand_json(part, where)
-    elif not isinstance(value, str | int | float | None) or (
-        isinstance(value, float) and not math.isfinite(value)
-    ):
-        raise ValueError(f"{where} = {value} cannot be sent as JSON")
+    elif not _is_json(value):
+        raise _misplaced(where, f"cannot be sent as JSON, got {value}")
+
+
+def _is_json(value: Any) -> bool:
+    if isinstance(value, bool) or value is None:
+        return True
+    if isinstance(value, int):
+        return -(2**63) <= value < 2**64
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return isinstance(value, str) and not re.search("[\ud800-\udfff]", value)
+
+
+def _reason(error: ValueError) -> str:
+    """Why something is no address."""
+    if isinstance(error, UnicodeError):
+        return "its host has a part that is empty, too long, or of odd characters"
+    return str(error).lower()
 
 
 class StartConfig(_Section):
@@ -132,9 +199,9 @@ class Output(_Section):
         keep: input fields copied into the record.
     """
 
-    dir: str | None = None
+    dir: PathText | None = None
     shard_records: Count = 500
-    keep: tuple[str, ...] = ()
+    keep: tuple[Text, ...] = ()
 
 
 class Retry(_Section):
@@ -149,10 +216,10 @@ class Retry(_Section):
     """
 
     prompt_attempts: Count = 4
-    backoff_s: Annotated[float, Field(gt=0)] = 0.5
-    pause_max_s: Annotated[float, Field(gt=0)] = 8.0
+    backoff_s: SomeSeconds = 0.5
+    pause_max_s: SomeSeconds = 8.0
     bench_faults: Count = 3
-    bench_pause_s: Annotated[float, Field(gt=0)] = 0.5
+    bench_pause_s: SomeSeconds = 0.5
 
 
 class Guards(_Section):
@@ -164,7 +231,7 @@ class Guards(_Section):
     """
 
     refused_after: Count = 200
-    refused_share: Annotated[float, Field(ge=0, le=1)] = 0.5
+    refused_share: Share = 0.5
 
 
 class Settings(_Section):
@@ -223,75 +290,114 @@ def load(
         ConfigError: naming the file and the key, and the nearest known name for an unknown one.
     """
     data = _read(path) if path is not None else {}
-    where = str(path) if path is not None else "settings"
+    origin = _Origin(str(path) if path is not None else "settings")
     for override in overrides:
-        _override(data, override)
+        origin.keys["--set"].append(_override(data, override))
     if prompts:
-        _section(data, "input")["paths"] = list(prompts)
+        _section(data, "input", origin.file)["paths"] = list(prompts)
+        origin.keys["--prompts"].append(["input", "paths"])
     if out is not None:
-        _section(data, "output")["dir"] = out
+        _section(data, "output", origin.file)["dir"] = out
+        origin.keys["--out"].append(["output", "dir"])
     if servers:
         data["servers"] = [{"url": url} for url in servers]
+        origin.keys["--servers"].append(["servers"])
+    if concurrency is not None and concurrency < 1:
+        raise ConfigError(f"--concurrency must be at least 1, got {concurrency}")
     entries = data.get("servers", [])
     if isinstance(entries, list):
-        data["servers"] = _spread(entries, concurrency)
+        data["servers"] = _spread(entries, concurrency, origin)
     try:
         settings = Settings.model_validate(data)
     except ValidationError as error:
-        raise ConfigError(_explain(error.errors()[0], where)) from None
-    urls = [server.url for server in settings.servers]
-    for url in urls:
-        if urls.count(url) > 1:
-            raise ConfigError(f"server {url} is given {urls.count(url)} times; give it once, with its limit")
+        raise ConfigError(_explain(error.errors()[0], data, origin)) from None
+    for url, times in Counter(server.url for server in settings.servers).items():
+        if times > 1:
+            where = origin.of(["servers"])
+            raise ConfigError(f"{where}: server {url} is given {times} times; give it once, with its limit")
     return settings
+
+
+class _Origin:
+    """Where each setting came from.
+
+    Attributes:
+        file: the config file, or what stands for it where there is none.
+        keys: the keys that each option has set.
+    """
+
+    def __init__(self, file: str) -> None:
+        self.file = file
+        self.keys: defaultdict[str, list[list[str]]] = defaultdict(list)
+
+    def of(self, place: Sequence[str]) -> str:
+        """The option that set what is at this place or within it, or the file."""
+        for option, keys in self.keys.items():
+            for key in keys:
+                shared = min(len(key), len(place))
+                if list(place[:shared]) == key[:shared]:
+                    return option
+        return self.file
 
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"cannot read config {path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"config {path} is not TOML: {error}") from None
+        data = path.read_bytes()
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"cannot read config {path}: {getattr(error, 'strerror', error)}") from None
+    try:
+        return tomllib.loads(data.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise ConfigError(
+            f"config {path} is not UTF-8: byte 0x{data[error.start]:02x} in line {line}"
+        ) from None
+    except tomllib.TOMLDecodeError as error:
+        hint = "; prompts are named with --prompts" if path.suffix in (".json", ".jsonl") else ""
+        raise ConfigError(f"config {path} is not TOML: {error}{hint}") from None
+    except RecursionError:
+        raise ConfigError(f"config {path} is nested too deeply") from None
 
 
-def _section(data: dict[str, Any], name: str) -> dict[str, Any]:
+def _section(data: dict[str, Any], name: str, where: str) -> dict[str, Any]:
     section = data.setdefault(name, {})
     if not isinstance(section, dict):
-        raise ConfigError(f"{name} must be a section, [{name}]")
+        raise ConfigError(f"{where}: {name} must be a section of its own, got {section!r:.80}")
     return section
 
 
-def _override(data: dict[str, Any], override: str) -> None:
+def _override(data: dict[str, Any], override: str) -> list[str]:
+    """Set what ``--set`` says; the key's parts."""
     key, equals, text = override.partition("=")
-    parts = key.strip().split(".")
+    parts = [part.strip() for part in key.split(".")]
     if not equals or len(parts) < 2 or not all(parts):
         raise ConfigError(f"--set {override}: write it as section.key=value, e.g. request.timeout_s=600")
     if parts[0] == "servers":
         raise ConfigError(f"--set {override}: servers are set by --servers and --concurrency, or in the file")
     target = data
     for part in parts[:-1]:
-        target = _section(target, part)
+        target = _section(target, part, f"--set {override}")
     target[parts[-1]] = _toml_value(text)
+    return parts
 
 
 def _toml_value(text: str) -> Any:
     """A value as TOML has it; what is no TOML is text, so that quotes need not be quoted for the shell."""
     try:
         values = tomllib.loads(f"value = {text}")
-    except tomllib.TOMLDecodeError:
-        return text
-    return values["value"] if len(values) == 1 else text
+    except (tomllib.TOMLDecodeError, RecursionError):
+        return text.strip()
+    return values["value"] if len(values) == 1 else text.strip()
 
 
-def _spread(entries: list[Any], concurrency: int | None) -> list[Any]:
+def _spread(entries: list[Any], concurrency: int | None, origin: _Origin) -> list[Any]:
     """Each address with a range of ports becomes one entry a port."""
     spread: list[Any] = []
     for entry in entries:
         if not (isinstance(entry, dict) and isinstance(entry.get("url"), str)):
             spread.append(entry)
             continue
-        for url in _ports(entry["url"]):
+        for url in _ports(entry["url"], origin):
             one = {**entry, "url": url}
             if concurrency is not None:
                 one["concurrency"] = concurrency
@@ -299,30 +405,74 @@ def _spread(entries: list[Any], concurrency: int | None) -> list[Any]:
     return spread
 
 
-def _ports(url: str) -> Iterable[str]:
-    match = re.fullmatch(r"(.*:)(\d+)-(\d+)(/.*)?", url)
+def _ports(url: str, origin: _Origin) -> Iterable[str]:
+    match = re.fullmatch(r"([^@]*:)([0-9]{1,9})-([0-9]{1,9})(/.*)?", url)
     if match is None:
         return [url]
     head, first, last, tail = match.group(1), int(match.group(2)), int(match.group(3)), match.group(4) or ""
     if not 0 < first <= last < 65536:
-        raise ConfigError(f"server {url}: {first}-{last} is no range of ports")
+        where = origin.of(["servers"])
+        raise ConfigError(
+            f"{where}: server {url}: {first}-{last} is no range of ports; write e.g. 30000-30007"
+        )
     return [f"{head}{port}{tail}" for port in range(first, last + 1)]
 
 
-def _explain(error: ErrorDetails, where: str) -> str:
-    """One line for one mistake."""
-    place = [str(part) for part in error["loc"]]
-    key = ".".join(place)
-    if error["type"] == "extra_forbidden":
+def _explain(error: ErrorDetails, data: dict[str, Any], origin: _Origin) -> str:
+    """One line for one mistake: where, which key, what is wanted, and what was given."""
+    place, kind = [str(part) for part in error["loc"]], error["type"]
+    if kind == "misplaced":
+        place += error["ctx"]["place"].split(".")
+    where, key = origin.of(place), _shown_key(place, data)
+    if kind == "extra_forbidden":
         known = _names(place[:-1])
         near = difflib.get_close_matches(place[-1], known, n=1, cutoff=0.5)
         hint = f"did you mean {near[0]}?" if near else f"known here: {', '.join(known)}"
         return f"{where}: unknown key {key}; {hint}"
+    if place == ["servers"]:
+        kind = "servers"
+    wanted = _WANTED.get(kind) or error["msg"].removeprefix("Value error, ")
+    for library, ours in _PHRASES.items():
+        wanted = wanted.replace(library, ours)
     given = error.get("input")
-    message = error["msg"].removeprefix("Value error, ")
-    message = message[:1].lower() + message[1:]
-    shown = "" if isinstance(given, BaseModel | dict | None) else f", got {given!r:.80}"
-    return f"{where}: {key}: {message}{shown}"
+    if kind in ("secret", "misplaced", "missing") or isinstance(given, BaseModel | None):
+        return f"{where}: {key} {wanted}"
+    if kind == "string_type" and isinstance(given, int | float):
+        wanted += ', in quotes ("…")'
+    shown = str(given).lower() if isinstance(given, bool) else repr(given)
+    return f"{where}: {key} {wanted}, got {shown:.80}"
+
+
+_WANTED = {
+    "missing": "is missing",
+    "servers": "must be sections of their own, [[servers]]",
+    "tuple_type": 'must be a list, as in ["a", "b"]',
+    "dict_type": "must be a section of its own",
+    "model_type": "must be a section of its own",
+    "string_type": "must be text",
+    "float_type": "must be a number",
+    "int_type": "must be a whole number",
+    "finite_number": "must be a finite number",
+}
+
+_PHRASES = {
+    "Input should be": "must be",
+    "greater than or equal to": "at least",
+    "less than or equal to": "at most",
+    "greater than": "more than",
+}
+
+
+def _shown_key(place: list[str], data: dict[str, Any]) -> str:
+    """The key as people find it; a server is named by its address, since port ranges shift the count."""
+    if place[0] != "servers":
+        return ".".join(place)
+    if len(place) == 1:
+        return "servers"
+    entry = data["servers"][int(place[1])]
+    rest = ".".join(["servers", *place[2:]])
+    url = entry.get("url") if isinstance(entry, dict) else None
+    return f"{rest} of {url}" if isinstance(url, str) and place[2:] != ["url"] and "@" not in url else rest
 
 
 def _names(place: Sequence[str]) -> list[str]:

@@ -90,7 +90,11 @@ def play(*, prompts: int, seed: int, keep: Path | None) -> int:
         source.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts), encoding="utf-8")
         log_path = Path(place) / "servers.log"
         with _servers(seed, log_path) as urls:
-            code = _Demo(urls, source, out, texts, log_path).play()
+            demo = _Demo(urls, source, out, texts, log_path)
+            code = demo.play()
+        if code == 0:
+            # Only servers that have ended have written all of their log.
+            code = demo.conclude()
         if keep is not None:
             shutil.copytree(out, keep)
             typer.echo(f"\nThe run folder is in {keep}; look at it with: genpipe status {keep}")
@@ -151,27 +155,34 @@ class _Demo:
         self.log_path = log_path
         self.is_terminal = sys.stdout.isatty()
         self.next_line_s = 0.0
+        self.last_line = ""
+        self.killed_s = 0.0
+        self.on_disk: set[str] = set()
         self.command = ["run", "--quiet", "--prompts", str(source), "--out", str(out)]
         for url in urls:
             self.command += ["--servers", url]
         self.command += ["--concurrency", str(SLOTS)]
 
     def play(self) -> int:
-        """Run, kill, resume, audit."""
+        """Run, kill, resume; the exit code."""
         total = len(self.texts)
         typer.echo(f"{len(self.urls)} simulated servers of {SLOTS} slots, {total:,} prompts; answers of very")
         typer.echo("different lengths. The driver will be killed with SIGKILL half-way.\n")
-        self._follow(kill_at=(total + 1) // 2)
-        killed_s = time.monotonic()
-        on_disk = _rows(self.out)
-        typer.echo(f"\nKilled. No warning, no clean-up; {len(on_disk):,} answers are on disk.")
+        code = self._follow(kill_at=(total + 1) // 2)
+        self.killed_s = time.monotonic()
+        if code not in (0, -signal.SIGKILL):
+            typer.echo(f"\nThe run ended with exit code {code}; its own message stands above.")
+            return 1
+        self.on_disk = on_disk = _rows(self.out)
+        how = "No warning, no clean-up" if code else "Not killed, it was too quick for that"
+        typer.echo(f"\n{'Killed. ' if code else ''}{how}; {len(on_disk):,} answers are on disk.")
         typer.echo("The same command again:\n")
         code = self._follow(kill_at=None)
         typer.echo("")
         if code != 0:
             typer.echo(f"The resumed run ended with exit code {code}; its own message stands above.")
             return 1
-        return self._conclude(on_disk, killed_s)
+        return 0
 
     def _follow(self, *, kill_at: int | None) -> int:
         """Carry out one run and show its progress.json; the exit code."""
@@ -216,13 +227,15 @@ class _Demo:
             line += f", eta {wording.duration(3600 * progress['eta_hours'])}"
         if self.is_terminal:
             typer.echo(f"\r\x1b[K{line}", nl=last)
-        elif last or time.monotonic() >= self.next_line_s:
+        elif line != self.last_line and (last or time.monotonic() >= self.next_line_s):
             self.next_line_s = time.monotonic() + LOG_EVERY_S
+            self.last_line = line
             typer.echo(line)
 
-    def _conclude(self, on_disk: set[str], killed_s: float) -> int:
-        found = audit(self.out, self.texts)
-        asked = self._asked_since(killed_s)
+    def conclude(self) -> int:
+        """Audit what is on disk and what the servers were asked; the exit code."""
+        found, on_disk = audit(self.out, self.texts), self.on_disk
+        asked = self._asked_since(self.killed_s)
         again = sum(count for row, count in asked.items() if row in on_disk)
         good = found.good and again == 0
         progress = json.loads((self.out / PROGRESS).read_bytes())

@@ -15,8 +15,10 @@ from genpipe.core.errors import ConfigError
 from genpipe.edges.files import OsFiles
 from genpipe.edges.lock import LOCK
 from genpipe.edges.report import PROGRESS
-from genpipe.edges.run_folder import recorded_settings
+from genpipe.edges.run_folder import RUN, recorded_settings
 from genpipe.ui import terminal
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 STALE_S = 10.0
 """A snapshot of a live run is never much older than a second; from this age on it is said (seconds)."""
@@ -45,7 +47,7 @@ class Look:
 
     def as_text(self) -> str:
         """For people."""
-        return terminal.status(self.progress, note=self.note)
+        return terminal.status(self.progress, note=self.note, alive=self.alive)
 
 
 def look(folder: Path) -> Look:
@@ -56,19 +58,25 @@ def look(folder: Path) -> Look:
     """
     if not folder.is_dir():
         raise ConfigError(f"{folder} is no folder")
-    if recorded_settings(OsFiles(), folder) is None:
-        raise ConfigError(f"no run has begun in {folder}: there is no run.json")
+    if not (folder / RUN).exists():
+        raise ConfigError(f"{folder} is no run folder: there is no {RUN} in it")
+    recorded_settings(OsFiles(), folder)
     try:
         progress = json.loads((folder / PROGRESS).read_bytes())
-        updated = datetime.fromisoformat(progress["updated_at"])
+        age_s = (datetime.now(UTC) - datetime.fromisoformat(progress["updated_at"])).total_seconds()
         state = progress["state"]
+        # What cannot be shown is refused here, by its name.
+        terminal.status(progress)
     except FileNotFoundError:
         raise ConfigError(f"the run in {folder} has not reported yet: try again in a second") from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except OSError as error:
+        raise ConfigError(f"cannot read {folder / PROGRESS}: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(
-            f"{folder / PROGRESS} cannot be read ({error}): it is written anew while a run goes on"
+            f"{folder / PROGRESS} is not as this version writes it ({type(error).__name__}: {error}): it is "
+            "written anew while a run goes on"
         ) from None
-    age_s = max(0.0, (datetime.now(UTC) - updated).total_seconds())
+    age_s = max(0.0, age_s)
     alive = _owner_lives(folder, age_s)
     note = None
     if alive and state not in OVER and age_s >= STALE_S:
@@ -87,14 +95,16 @@ def _owner_lives(folder: Path, age_s: float) -> bool:
     """Whether the process that signed the lock is there; on another host its reports must do as a sign."""
     try:
         owner = json.loads((folder / LOCK).read_bytes())
-        pid, host = int(owner["pid"]), owner["host"]
-    except (OSError, ValueError, KeyError, TypeError):
+        pid, host, boot = int(owner["pid"]), owner["host"], owner.get("boot_id")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return age_s < STALE_S
-    if host != socket.gethostname():
+    if host != socket.gethostname() or pid < 1:
         return age_s < STALE_S
+    if boot is not None and _BOOT_ID.exists() and boot != _BOOT_ID.read_text().strip():
+        return False
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
+    except (ProcessLookupError, OverflowError):
         return False
     except PermissionError:
         return True

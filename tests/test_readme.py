@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from pydantic import BaseModel
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -117,5 +118,7 @@ def test_the_example_config_shows_every_section_with_its_defaults():
     for name, field in config.Settings.model_fields.items():
         assert f"[{name}" in text
         model = config.ServerConfig if name == "servers" else field.annotation
+        assert isinstance(model, type)
+        assert issubclass(model, BaseModel)
         for key in model.model_fields:
             assert re.search(rf"^(# )?\[?({name}\.)?{key}\b", text, re.MULTILINE), (name, key)

@@ -1,5 +1,7 @@
 """What a run shows on stderr: a bar on a terminal, whole lines with a time stamp elsewhere."""
 
+import contextlib
+import math
 import sys
 from datetime import datetime
 from typing import Any, Protocol, TextIO
@@ -10,6 +12,11 @@ from genpipe.core import wording
 
 LINE_EVERY_S = 15.0
 """Elsewhere than on a terminal a line comes this often, also while nothing moves (seconds)."""
+
+_CONTROLS = dict.fromkeys([*range(32), *range(127, 160)], " ")
+# The figures go in as the unit, which tqdm leaves as it is; it puts a comma before a postfix.
+_COUNTING = "{desc}{unit}"
+_COUNTED = "{desc}{percentage:5.1f}% |{bar}| {unit}"
 
 
 class Display(Protocol):
@@ -33,7 +40,11 @@ def display(*, quiet: bool) -> Display:
     stream = sys.stderr
     if stream is None or quiet:
         return Lines(stream, every_s=None)
-    return Bar(stream) if stream.isatty() else Lines(stream, every_s=LINE_EVERY_S)
+    try:
+        is_terminal = stream.isatty()
+    except ValueError:
+        return Lines(None, every_s=None)
+    return Bar(stream) if is_terminal else Lines(stream, every_s=LINE_EVERY_S)
 
 
 class Lines:
@@ -55,14 +66,15 @@ class Lines:
         if self.every_s is None or (elapsed_s < self._next_s and not over):
             return
         self._next_s = elapsed_s + self.every_s
-        self.note(wording.line(progress))
+        self.note(wording.line(_known(progress)))
 
     def note(self, text: str) -> None:
         """A line."""
         if self._stream is None:
             return
         try:
-            self._stream.write(f"{datetime.now().astimezone():%Y-%m-%d %H:%M:%S%z} {text}\n")
+            moment = datetime.now().astimezone()
+            self._stream.write(f"{moment:%Y-%m-%d %H:%M:%S%z} {_one_line(text)}\n")
             self._stream.flush()
         except (OSError, ValueError):
             # Nobody is left to read it; that is no reason to end the run.
@@ -78,24 +90,26 @@ class Bar:
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self._bar: tqdm[Any] | None = None
+        self._lost = False
 
     def show(self, progress: dict[str, Any]) -> None:
         """Redraw."""
-        if self._bar is None:
-            self._bar = tqdm(
-                file=self._stream,
-                dynamic_ncols=True,
-                bar_format="{desc}{percentage:5.1f}% |{bar}| {postfix}",
-            )
-        bar = self._bar
-        bar.total = progress["total"]
-        bar.n = progress["completed"]
-        bar.desc = f"{progress['state']} "
-        bar.postfix = self._figures(progress)
+        progress = _known(progress)
+        if self._lost:
+            return
         try:
+            if self._bar is None:
+                self._bar = tqdm(file=self._stream, dynamic_ncols=True, delay=1e-9, bar_format=_COUNTING)
+            bar = self._bar
+            bar.total = progress["total"]
+            bar.n = progress["completed"]
+            bar.bar_format = _COUNTING if bar.total is None else _COUNTED
+            bar.desc = f"{progress['state']} "
+            bar.unit = self._figures(progress)
             bar.refresh()
         except (OSError, ValueError):
-            bar.disable = True
+            # The terminal is gone; that is no reason to end the run.
+            self._lost = True
 
     @staticmethod
     def _figures(progress: dict[str, Any]) -> str:
@@ -115,11 +129,32 @@ class Bar:
     def note(self, text: str) -> None:
         """A line above the bar."""
         try:
-            tqdm.write(text, file=self._stream)
+            tqdm.write(_one_line(text), file=self._stream)
         except (OSError, ValueError):
-            return
+            self._lost = True
 
     def close(self) -> None:
         """Leave the bar as it stands, on a line of its own."""
-        if self._bar is not None:
+        if self._bar is None:
+            return
+        if self._lost:
+            # Nothing more is drawn, not even when the bar is thrown away.
+            self._bar.disable = True
+        with contextlib.suppress(OSError, ValueError):
             self._bar.close()
+
+
+def _known(progress: dict[str, Any]) -> dict[str, Any]:
+    """The snapshot with nothing in it that is neither a number nor None."""
+    known = {
+        key: None if isinstance(value, float) and not math.isfinite(value) else value
+        for key, value in progress.items()
+    }
+    if any(known[key] is None for key in ("eta_hours", "eta_hours_low", "eta_hours_high")):
+        known["eta_hours"] = None
+    return known
+
+
+def _one_line(text: str) -> str:
+    """Control characters become spaces: a path or a server's words may hold any."""
+    return text.translate(_CONTROLS)

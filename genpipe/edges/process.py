@@ -28,4 +28,11 @@ def raise_file_limit(connections: int) -> None:
             f"{connections} requests at once need {needed} open files and this process may have {hard}: "
             "raise the limit (ulimit -Hn), or lower --concurrency"
         )
-    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+    except (ValueError, OSError) as error:
+        # Without a hard limit there is still the system's own.
+        raise ConfigError(
+            f"{connections} requests at once need {needed} open files, this process may have {soft}, and the "
+            f"system does not raise that ({error}): lower --concurrency"
+        ) from None

@@ -1,5 +1,6 @@
 """``progress.json`` and the display: written by a thread of their own, from snapshots taken on the loop."""
 
+import contextlib
 import os
 import threading
 import time
@@ -11,6 +12,7 @@ import orjson
 
 from genpipe.core.flow import Core
 from genpipe.core.progress import Progress
+from genpipe.edges import strict_json
 from genpipe.edges.console import Display
 from genpipe.edges.record import Wall
 
@@ -83,6 +85,9 @@ class Report:
             self._closing = True
             self._news.notify()
         self._thread.join()
+        if self._latest is not None:
+            # A bug in the display has ended the thread; how the run ended is to be found all the same.
+            self._write(self._latest, durable=True)
         self._display.close()
         return last
 
@@ -111,14 +116,16 @@ class Report:
                 snapshot, self._latest = self._latest, None
                 closing = self._closing
             self._write(snapshot, durable=closing or time.monotonic() >= self._synced_s + SYNC_EVERY_S)
-            self._display.show(snapshot)
+            with contextlib.suppress(OSError):
+                # Nobody may be left to look; the file is for everybody else.
+                self._display.show(snapshot)
 
     def _write(self, snapshot: dict[str, Any], *, durable: bool) -> None:
         """Replace the file, so that a reader at any instant sees one whole document."""
         temporary = self._path.with_name(self._path.name + ".tmp")
         try:
             with open(temporary, "wb") as out:
-                out.write(orjson.dumps(snapshot, option=orjson.OPT_INDENT_2) + b"\n")
+                out.write(_json(snapshot))
                 if durable:
                     out.flush()
                     os.fsync(out.fileno())
@@ -127,4 +134,15 @@ class Report:
         except OSError as error:
             if not self._told:
                 self._told = True
-                self._display.note(f"warning: cannot write {self._path}: {error.strerror}; the run goes on")
+                with contextlib.suppress(OSError):
+                    self._display.note(
+                        f"warning: cannot write {self._path}: {error.strerror or error}; the run goes on"
+                    )
+
+
+def _json(snapshot: dict[str, Any]) -> bytes:
+    try:
+        return orjson.dumps(snapshot, option=orjson.OPT_INDENT_2) + b"\n"
+    except orjson.JSONEncodeError:
+        # Text that is none, such as a path of odd bytes in an error, or a whole number beyond 64 bits.
+        return strict_json.dumps(snapshot) + b"\n"

@@ -1,11 +1,22 @@
 """A run at a glance, as text."""
 
+import textwrap
+from datetime import datetime
 from typing import Any
 
 from genpipe.core import wording
 from genpipe.core.values import CheckReport
 
 BAR_WIDTH = 40
+WIDTH = 110
+"""No line is longer, but the last error, which is folded (characters)."""
+
+URL_WIDTH = 44
+"""A longer address loses its beginning, since servers differ at the end (characters)."""
+
+ERROR_LINES_MAX = 4
+
+LIVE = ("starting", "running", "waiting", "draining")
 OWNER_HINTS = {
     "wire": "requests at the servers",
     "overhead": "a slot taken, its request not yet sent",
@@ -21,31 +32,35 @@ OWNER_HINTS = {
 }
 
 
-def status(progress: dict[str, Any], *, note: str | None = None) -> str:
+def status(progress: dict[str, Any], *, note: str | None = None, alive: bool = True) -> str:
     """The run as a page of text: bar, rates, ETA, where the slot time went, servers.
 
     Args:
         progress: a snapshot.
-        note: a line put under the heading.
+        note: put under the heading.
+        alive: a driver is at work: what is so "now" is only shown then.
     """
-    lines = [f"{progress['state']}  run {progress['run_id'][:8]}, segment {progress['segment']}"]
+    state, on = progress["state"], alive and progress["state"] in LIVE
+    if state in LIVE and not alive:
+        state = "dead"
+    lines = [f"{state}  run {progress['run_id'][:8]}, segment {progress['segment']}"]
     if note:
-        lines.append(note)
-    lines.append(f"{bar(progress)}, {progress['in_flight']} in flight")
-    lines.append(
-        f"rate      {wording.number(progress['rate_per_sec'])}/s now, "
-        f"{wording.number(progress['rate_per_sec_segment'])}/s since this segment began "
-        f"{wording.duration(progress['elapsed_s'])} ago"
-    )
-    lines.append(
-        f"tokens    {wording.number(progress['output_tokens_per_sec'])}/s now, "
-        f"{wording.number(progress['output_tokens_per_sec_whole'])}/s this segment, "
-        f"{wording.number(progress['avg_output_tokens'])} on average"
-        + (f", unknown for {wording.number(progress['usage_unknown'])}" if progress["usage_unknown"] else "")
-    )
-    if progress["state"] in ("running", "waiting", "starting"):
-        at = f", at {progress['eta_at']}" if progress["eta_at"] else ""
-        lines.append(f"end       {wording.eta(progress)}{at}")
+        lines += textwrap.wrap(note, WIDTH)
+    lines.append(bar(progress) + (f", {wording.number(progress['in_flight'])} in flight" if on else ""))
+    took = wording.duration(progress["elapsed_s"])
+    rate = f"{wording.number(progress['rate_per_sec_segment'])}/s in this segment, which "
+    rate += f"began {took} ago" if on else f"took {took}"
+    tokens = f"{wording.number(progress['output_tokens_per_sec_whole'])}/s in this segment, "
+    tokens += f"{wording.number(progress['avg_output_tokens'])} in an answer on average"
+    if progress["usage_unknown"]:
+        tokens += f" (not counted in {wording.number(progress['usage_unknown'])})"
+    if on:
+        rate = f"{wording.number(progress['rate_per_sec'])}/s now, {rate}"
+        tokens = f"{wording.number(progress['output_tokens_per_sec'])}/s now, {tokens}"
+    lines += [f"rate      {rate}", f"tokens    {tokens}"]
+    if on and state != "draining":
+        at = f", at {_clock(progress['eta_at'])}" if progress["eta_at"] else ""
+        lines.append(f"end       {wording.eta(progress).removeprefix('eta ')}{at}")
     if gap := progress["dispatch_gap_ms"]:
         lines.append(f"refill    p50 {gap['p50']:g} ms, p99 {gap['p99']:g} ms, max {gap['max']:g} ms")
     quality = progress["quality"]
@@ -55,46 +70,66 @@ def status(progress: dict[str, Any], *, note: str | None = None) -> str:
             f"{wording.number(quality['cut'])} cut off at the length limit"
         )
     if progress["last_error"]:
-        lines.append(f"error     {progress['last_error']} (the last one)")
+        error = f"{progress['last_error']} (the last one)"
+        folded = textwrap.wrap(error, WIDTH, initial_indent="error     ", subsequent_indent=" " * 10)
+        lines += folded[:ERROR_LINES_MAX]
     lines += ["", *slot_time(progress["slot_time"]), "", *servers(progress["servers"])]
-    return "\n".join(lines)
+    return "\n".join(_fitting(line) for line in lines)
+
+
+def _clock(moment: str) -> str:
+    """A moment as clocks here show it, to the minute."""
+    return f"{datetime.fromisoformat(moment).astimezone():%Y-%m-%d %H:%M}"
+
+
+def _fitting(line: str) -> str:
+    return line if len(line) <= WIDTH else line[: WIDTH - 1] + "…"
 
 
 def slot_time(by_span: dict[str, dict[str, float] | None]) -> list[str]:
     """Where the slot time went: a line an owner that had any, this segment and lately."""
     whole, recent = by_span["whole"] or {}, by_span["recent"] or {}
-    lines = ["slot time   segment   lately"]
+    lines = ["slot time  segment   lately"]
+    if not whole:
+        return [*lines, "  nothing yet"]
     for owner, hint in OWNER_HINTS.items():
         if whole.get(owner, 0.0) >= 0.0005 or recent.get(owner, 0.0) >= 0.0005:
             lately = wording.percent(recent.get(owner))
-            lines.append(f"  {owner:<9} {wording.percent(whole[owner]):>7} {lately:>8}   {hint}")
+            segment = wording.percent(whole.get(owner))
+            lines.append(f"  {owner:<9} {segment:>6} {lately:>8}   {hint}")
     return lines
 
 
 def servers(rows: list[dict[str, Any]]) -> list[str]:
     """The servers, a line each."""
-    width = max([len(row["url"]) for row in rows], default=6)
-    lines = [f"{'server':<{width}}  state    in flight    answers     tokens   wire  faults"]
+    width = min(URL_WIDTH, max([len(row["url"]) for row in rows], default=6))
+    lines = [f"{'server':<{width}}  state    in flight    answers         tokens   wire  faults".rstrip()]
     for row in rows:
         wire = wording.percent((row["slot_time"] or {}).get("wire"))
         faults = ", ".join(f"{count} {kind}" for kind, count in row["faults"].items())
         in_flight = f"{row['in_flight']}/{row['limit']}"
         line = (
-            f"{row['url']:<{width}}  {row['state']:<8} {in_flight:>9} {wording.number(row['answers']):>10} "
-            f"{wording.number(row['output_tokens']):>10} {wire:>6}  {faults}"
+            f"{_ending(row['url'], width):<{width}}  {row['state']:<8} {in_flight:>9} "
+            f"{wording.number(row['answers']):>10} {wording.number(row['output_tokens']):>14} "
+            f"{wire:>6}  {faults}"
         )
-        if row["state"] != "up" and row["last_error"]:
-            line += f" ({row['last_error']})"
         lines.append(line.rstrip())
-    return lines
+        if row["state"] != "up" and row["last_error"]:
+            lines.append(f"  {row['last_error']}")
+    return [_fitting(line) for line in lines]
+
+
+def _ending(url: str, width: int) -> str:
+    return url if len(url) <= width else "…" + url[1 - width :]
 
 
 def check_report(report: CheckReport) -> str:
     """What some input files hold."""
     shapes = ", ".join(f"{wording.number(count)} {shape}" for shape, count in sorted(report.shapes.items()))
+    records, size = _count(report.records, "record"), _count(report.input_bytes, "byte")
     lines = [
-        f"{wording.number(report.records)} records in {wording.number(report.input_bytes)} bytes"
-        + (f", {wording.number(report.blank_lines)} blank lines" if report.blank_lines else ""),
+        f"{records} in {size}"
+        + (f", {_count(report.blank_lines, 'blank line')}" if report.blank_lines else ""),
         f"good      {shapes or 'none'}",
     ]
     if report.payload_bytes_max is not None:
@@ -107,16 +142,19 @@ def check_report(report: CheckReport) -> str:
     return "\n".join(lines)
 
 
+def _count(count: int, what: str) -> str:
+    return f"{wording.number(count)} {what}" + ("" if count == 1 else "s")
+
+
 def bar(progress: dict[str, Any]) -> str:
     """How far the run is."""
     total, completed = progress["total"], progress["completed"]
-    share = completed / total if total else 0.0
-    filled = int(share * BAR_WIDTH)
-    text = (
-        f"[{'#' * filled}{'.' * (BAR_WIDTH - filled)}] {wording.number(completed)} of {wording.number(total)}"
-    )
+    # Rounded downwards, so that nothing is full with work left.
+    filled = BAR_WIDTH * completed // total if total else 0
+    of = "? (not counted yet)" if total is None else wording.number(total)
+    text = f"[{'#' * filled}{'.' * (BAR_WIDTH - filled)}] {wording.number(completed)} of {of}"
     if total:
-        text += f", {100 * share:.1f} %"
+        text += f", {1000 * completed // total / 10:.1f} %"
     if progress["failed"]:
         text += f", {wording.number(progress['failed'])} failed"
     return text

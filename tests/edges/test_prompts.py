@@ -452,7 +452,7 @@ def test_nothing_is_read_after_the_end(tmp_path):
 
 
 def test_verify_rest_finds_a_change_in_done_records_however_short_the_run(tmp_path):
-    """A resume that has little left to ask must not call itself done before all of the input was looked at."""
+    """A resume with little left to ask is not done before all of the input was looked at."""
     path, index_path = tmp_path / "in.jsonl", tmp_path / "input.idx"
     records = [b'{"prompt": "number %06d"}\n' % number for number in range(20_000)]
     path.write_bytes(b"".join(records))
