@@ -1,13 +1,12 @@
 """The run's settings: one TOML file, ``section.key=value`` over it, and errors that name the key."""
 
-import difflib
 import math
 import re
 import tomllib
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 from pydantic import (
@@ -19,8 +18,9 @@ from pydantic import (
     field_validator,
     model_validator,
 )
-from pydantic_core import ErrorDetails, PydanticCustomError
+from pydantic_core import PydanticCustomError
 
+from genpipe.config_errors import Origin, explain
 from genpipe.core.errors import ConfigError
 
 
@@ -290,7 +290,7 @@ def load(
         ConfigError: naming the file and the key, and the nearest known name for an unknown one.
     """
     data = _read(path) if path is not None else {}
-    origin = _Origin(str(path) if path is not None else "settings")
+    origin = Origin(str(path) if path is not None else "settings")
     for override in overrides:
         origin.keys["--set"].append(_override(data, override))
     if prompts:
@@ -310,34 +310,12 @@ def load(
     try:
         settings = Settings.model_validate(data)
     except ValidationError as error:
-        raise ConfigError(_explain(error.errors()[0], data, origin)) from None
+        raise ConfigError(explain(error.errors()[0], data, origin, Settings)) from None
     for url, times in Counter(server.url for server in settings.servers).items():
         if times > 1:
             where = origin.of(["servers"])
             raise ConfigError(f"{where}: server {url} is given {times} times; give it once, with its limit")
     return settings
-
-
-class _Origin:
-    """Where each setting came from.
-
-    Attributes:
-        file: the config file, or what stands for it where there is none.
-        keys: the keys that each option has set.
-    """
-
-    def __init__(self, file: str) -> None:
-        self.file = file
-        self.keys: defaultdict[str, list[list[str]]] = defaultdict(list)
-
-    def of(self, place: Sequence[str]) -> str:
-        """The option that set what is at this place or within it, or the file."""
-        for option, keys in self.keys.items():
-            for key in keys:
-                shared = min(len(key), len(place))
-                if list(place[:shared]) == key[:shared]:
-                    return option
-        return self.file
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -390,7 +368,7 @@ def _toml_value(text: str) -> Any:
     return values["value"] if len(values) == 1 else text.strip()
 
 
-def _spread(entries: list[Any], concurrency: int | None, origin: _Origin) -> list[Any]:
+def _spread(entries: list[Any], concurrency: int | None, origin: Origin) -> list[Any]:
     """Each address with a range of ports becomes one entry a port."""
     spread: list[Any] = []
     for entry in entries:
@@ -405,7 +383,7 @@ def _spread(entries: list[Any], concurrency: int | None, origin: _Origin) -> lis
     return spread
 
 
-def _ports(url: str, origin: _Origin) -> Iterable[str]:
+def _ports(url: str, origin: Origin) -> Iterable[str]:
     match = re.fullmatch(r"([^@]*:)([0-9]{1,9})-([0-9]{1,9})(/.*)?", url)
     if match is None:
         return [url]
@@ -416,72 +394,3 @@ def _ports(url: str, origin: _Origin) -> Iterable[str]:
             f"{where}: server {url}: {first}-{last} is no range of ports; write e.g. 30000-30007"
         )
     return [f"{head}{port}{tail}" for port in range(first, last + 1)]
-
-
-def _explain(error: ErrorDetails, data: dict[str, Any], origin: _Origin) -> str:
-    """One line for one mistake: where, which key, what is wanted, and what was given."""
-    place, kind = [str(part) for part in error["loc"]], error["type"]
-    if kind == "misplaced":
-        place += error["ctx"]["place"].split(".")
-    where, key = origin.of(place), _shown_key(place, data)
-    if kind == "extra_forbidden":
-        known = _names(place[:-1])
-        near = difflib.get_close_matches(place[-1], known, n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]}?" if near else f"known here: {', '.join(known)}"
-        return f"{where}: unknown key {key}; {hint}"
-    if place == ["servers"]:
-        kind = "servers"
-    wanted = _WANTED.get(kind) or error["msg"].removeprefix("Value error, ")
-    for library, ours in _PHRASES.items():
-        wanted = wanted.replace(library, ours)
-    given = error.get("input")
-    if kind in ("secret", "misplaced", "missing") or isinstance(given, BaseModel | None):
-        return f"{where}: {key} {wanted}"
-    if kind == "string_type" and isinstance(given, int | float):
-        wanted += ', in quotes ("…")'
-    shown = str(given).lower() if isinstance(given, bool) else repr(given)
-    return f"{where}: {key} {wanted}, got {shown:.80}"
-
-
-_WANTED = {
-    "missing": "is missing",
-    "servers": "must be sections of their own, [[servers]]",
-    "tuple_type": 'must be a list, as in ["a", "b"]',
-    "dict_type": "must be a section of its own",
-    "model_type": "must be a section of its own",
-    "string_type": "must be text",
-    "float_type": "must be a number",
-    "int_type": "must be a whole number",
-    "finite_number": "must be a finite number",
-}
-
-_PHRASES = {
-    "Input should be": "must be",
-    "greater than or equal to": "at least",
-    "less than or equal to": "at most",
-    "greater than": "more than",
-}
-
-
-def _shown_key(place: list[str], data: dict[str, Any]) -> str:
-    """The key as people find it; a server is named by its address, since port ranges shift the count."""
-    if place[0] != "servers":
-        return ".".join(place)
-    if len(place) == 1:
-        return "servers"
-    entry = data["servers"][int(place[1])]
-    rest = ".".join(["servers", *place[2:]])
-    url = entry.get("url") if isinstance(entry, dict) else None
-    return f"{rest} of {url}" if isinstance(url, str) and place[2:] != ["url"] and "@" not in url else rest
-
-
-def _names(place: Sequence[str]) -> list[str]:
-    """The keys known at a place of the settings."""
-    model: type[BaseModel] = Settings
-    for part in place:
-        if part.isdigit():
-            continue
-        annotation = model.model_fields[part].annotation
-        candidates = [annotation, *get_args(annotation)]
-        model = next(each for each in candidates if isinstance(each, type) and issubclass(each, BaseModel))
-    return list(model.model_fields)

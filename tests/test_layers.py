@@ -24,14 +24,7 @@ MAY_IMPORT = {
 }
 """Of genpipe itself; what is not named here (cli, compose, config, status) puts the parts together."""
 
-LINES_MAX, LINES_MAX_WITH_REASON, FUNCTION_LINES_MAX = 400, 600, 60
-
-LONGER = {
-    "config.py": "one field after the other with its bounds and its words; nothing to take apart",
-    "edges/sglang.py": "all of one protocol, requests and replies",
-    "sim/handlers.py": "all routes of the simulated server",
-}
-"""Modules that are somewhat longer, and why."""
+LINES_MAX, FUNCTION_LINES_MAX = 400, 60
 
 
 def tree_of(module):
@@ -89,7 +82,7 @@ def test_what_runs_a_job_does_not_know_the_simulator(module):
 def test_a_module_can_be_read_in_one_go(module):
     lines = len((ROOT / module).read_text(encoding="utf-8").splitlines())
 
-    assert lines <= (LINES_MAX_WITH_REASON if module in LONGER else LINES_MAX)
+    assert lines <= LINES_MAX
 
 
 def length_of(function):

@@ -4,8 +4,12 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
-from genpipe.core.errors import ConfigError, ServerFault
-from genpipe.edges.sglang import Endpoint, open_session, served_model
+import aiohttp
+
+from genpipe.core.errors import ConfigError, FaultKind, ServerFault
+from genpipe.edges import strict_json
+from genpipe.edges.replies import BUSY, SIDE_BYTES_MAX, beginning, words
+from genpipe.edges.sglang import HEALTH_TIMEOUT_S, Endpoint, auth_header, open_session
 
 PAUSE_MAX_S = 5.0
 """Longest wait between two looks for a first server (seconds)."""
@@ -77,3 +81,38 @@ async def _ask_all(
     except ExceptionGroup as errors:
         raise errors.exceptions[0] from None
     return {url: task.result() for url, task in tasks.items()}
+
+
+async def served_model(session: aiohttp.ClientSession, endpoint: Endpoint) -> str:
+    """The name under which a server serves its model.
+
+    Raises:
+        ServerFault: it cannot be reached, or is not ready.
+        ConfigError: it is something else than a server with OpenAI's API, or wants another key.
+    """
+    url = f"{endpoint.url}/v1/models"
+    try:
+        async with (
+            asyncio.timeout(HEALTH_TIMEOUT_S),
+            session.get(url, headers=auth_header(endpoint), allow_redirects=False) as response,
+        ):
+            status = response.status
+            data = await beginning(response, SIDE_BYTES_MAX)
+    except TimeoutError:
+        message = f"no answer within {HEALTH_TIMEOUT_S:g} s"
+        raise ServerFault(message, kind=FaultKind.UNREACHABLE) from None
+    except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, OSError) as error:
+        raise ServerFault(words(error), kind=FaultKind.UNREACHABLE) from None
+    except aiohttp.ClientError as error:
+        raise ConfigError(f"{endpoint.url} does not speak HTTP: {words(error)}") from None
+    if status in (401, 403):
+        raise ConfigError(f"{url} says {status}: name the key's environment variable in servers.api_key_env")
+    if status >= 500 or status in BUSY:
+        raise ServerFault(f"/v1/models says {status}", kind=FaultKind.BUSY, status=status)
+    try:
+        name = strict_json.loads(data)["data"][0]["id"]
+    except (ValueError, KeyError, IndexError, TypeError):
+        name = None
+    if status != 200 or not isinstance(name, str):
+        raise ConfigError(f"{url} says {status} and names no model: is this a server with OpenAI's API?")
+    return name

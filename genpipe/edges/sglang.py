@@ -1,12 +1,8 @@
-"""HTTP to SGLang, and to other servers with OpenAI's API: request bodies, replies, and who is to blame."""
+"""HTTP to SGLang, and to other servers with OpenAI's API: connections and requests."""
 
 import asyncio
-import errno
-import os
-import re
 import secrets
 import socket
-import ssl
 import time
 import weakref
 from collections.abc import Sequence
@@ -21,9 +17,9 @@ from yarl import URL
 
 from genpipe.core.errors import AttemptError, ConfigError, FaultKind, PromptFault, ServerFault
 from genpipe.core.values import Answer, Reply, Start
-from genpipe.edges import strict_json
+from genpipe.edges import replies
+from genpipe.edges.replies import CONNECT_TIMEOUT_S, fault_of, read_answer, refusal, words
 
-CONNECT_TIMEOUT_S = 10.0
 HEALTH_TIMEOUT_S = 5.0
 """SGLang's own health check takes a second when all is well, and twenty when it is not."""
 
@@ -33,18 +29,6 @@ ASK_TIMEOUT_S = 60.0
 KEEP_ALIVE_S = 4.0
 """Idle connections are closed before the server's uvicorn does so, which is after 5 s."""
 
-REPLY_BYTES_MAX = 256 << 20
-"""A longer reply is none (bytes)."""
-
-SIDE_BYTES_MAX = 16 << 20
-"""What is read of a reply that is no answer (bytes): of an error, in which servers echo whole prompts."""
-
-OUTPUT_TOKENS_MAX = 1 << 40
-"""A server that counts more has not counted (count)."""
-
-_BUSY = {429, 503}
-_MISROUTED = {401, 402, 403, 404, 405, 407}
-_RETRIED = {408, 425}
 _RESENT = 1 << 63
 """Added to an attempt's number in the id of its second sending: a server may still know the first one's."""
 
@@ -147,7 +131,7 @@ class SglangTransport:
         """
         self._endpoints = list(endpoints)
         self._urls = [URL(f"{endpoint.url}/v1/chat/completions") for endpoint in endpoints]
-        self._headers = [_auth(endpoint) for endpoint in endpoints]
+        self._headers = [auth_header(endpoint) for endpoint in endpoints]
         self._model = model
         shared = b"," + orjson.dumps({"model": model, **members})[1:-1]
         self._tails = [shared + (b',"rid":"' if endpoint.takes_rid else b"}") for endpoint in endpoints]
@@ -188,14 +172,14 @@ class SglangTransport:
             return await self._exchange(start.server, body)
         except aiohttp.ClientError as error:
             if not _was_idle(error, body):
-                raise _fault(error, body.wire_s) from None
+                raise fault_of(error, body.wire_s) from None
         # The connection had been idle and was closed as the request went out: once more, on another.
         self.reconnects[start.server] += 1
         body.renew(self._encode(start, start.attempt | _RESENT))
         try:
             return await self._exchange(start.server, body)
         except aiohttp.ClientError as error:
-            raise _fault(error, body.wire_s) from None
+            raise fault_of(error, body.wire_s) from None
 
     async def _exchange(self, server: int, body: "_Body") -> Reply:
         async with self._session.post(
@@ -203,8 +187,8 @@ class SglangTransport:
         ) as response:
             body.replied = True
             if response.status != 200:
-                raise await _refusal(response, body.wire_s)
-            data = await _read(response, body.wire_s)
+                raise await refusal(response, body.wire_s)
+            data = await read_answer(response, body.wire_s)
             last_s = time.monotonic()
         # A server may answer before it has read all of a request.
         return Reply(body=data, wire_s=last_s if body.wire_s is None else body.wire_s, last_s=last_s)
@@ -219,7 +203,7 @@ class SglangTransport:
     def examine(self, reply: Reply) -> Answer:
         """Look whether a 200 is an answer; see the port."""
         try:
-            return examine(reply)
+            return replies.examine(reply)
         except ServerFault as fault:
             raise self._hushed(fault) from None
 
@@ -232,7 +216,7 @@ class SglangTransport:
         except AttemptError as fault:
             return str(self._hushed(fault))
         except (aiohttp.ClientError, OSError) as error:
-            return _words(error)
+            return words(error)
         return trouble
 
     async def _ask_health(self, server: int) -> str | None:
@@ -264,8 +248,8 @@ class SglangTransport:
                 ) as response,
             ):
                 if response.status != 200:
-                    raise await _refusal(response, None)
-                examine(Reply(body=await _read(response, None), wire_s=0.0, last_s=0.0))
+                    raise await refusal(response, None)
+                replies.examine(Reply(body=await read_answer(response, None), wire_s=0.0, last_s=0.0))
         except TimeoutError:
             return f"made no token within {ASK_TIMEOUT_S:g} s"
         return None
@@ -307,186 +291,6 @@ def _socket(address: tuple[Any, ...]) -> socket.socket:
     return sock
 
 
-async def served_model(session: aiohttp.ClientSession, endpoint: Endpoint) -> str:
-    """The name under which a server serves its model.
-
-    Raises:
-        ServerFault: it cannot be reached, or is not ready.
-        ConfigError: it is something else than a server with OpenAI's API, or wants another key.
-    """
-    url = f"{endpoint.url}/v1/models"
-    try:
-        async with (
-            asyncio.timeout(HEALTH_TIMEOUT_S),
-            session.get(url, headers=_auth(endpoint), allow_redirects=False) as response,
-        ):
-            status = response.status
-            data = await _beginning(response, SIDE_BYTES_MAX)
-    except TimeoutError:
-        message = f"no answer within {HEALTH_TIMEOUT_S:g} s"
-        raise ServerFault(message, kind=FaultKind.UNREACHABLE) from None
-    except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, OSError) as error:
-        raise ServerFault(_words(error), kind=FaultKind.UNREACHABLE) from None
-    except aiohttp.ClientError as error:
-        raise ConfigError(f"{endpoint.url} does not speak HTTP: {_words(error)}") from None
-    if status in (401, 403):
-        raise ConfigError(f"{url} says {status}: name the key's environment variable in servers.api_key_env")
-    if status >= 500 or status in _BUSY:
-        raise ServerFault(f"/v1/models says {status}", kind=FaultKind.BUSY, status=status)
-    try:
-        name = strict_json.loads(data)["data"][0]["id"]
-    except (ValueError, KeyError, IndexError, TypeError):
-        name = None
-    if status != 200 or not isinstance(name, str):
-        raise ConfigError(f"{url} says {status} and names no model: is this a server with OpenAI's API?")
-    return name
-
-
-def examine(reply: Reply) -> Answer:
-    """Look whether a 200 is an answer.
-
-    Raises:
-        ServerFault: it was aborted, has no choices, is no JSON, or is an error object.
-    """
-    try:
-        data = strict_json.loads(reply.body)
-    except ValueError:
-        raise _no_answer(reply, f"200 with a body that is not JSON: {reply.body[:60]!r}") from None
-    if not isinstance(data, dict):
-        raise _no_answer(reply, "200 with JSON that is no object")
-    if data.get("error") or data.get("object") == "error":
-        raise _no_answer(reply, f"200 with an error: {_message(data)}")
-    choices = data.get("choices")
-    if not isinstance(choices, list) or not choices:
-        raise _no_answer(reply, "200 without choices")
-    parts: list[dict[str, Any]] = []
-    reasons: list[str | None] = []
-    for choice in choices:
-        message = choice.get("message") if isinstance(choice, dict) else None
-        if not isinstance(message, dict):
-            raise _no_answer(reply, "200 with a choice without a message")
-        reasons.append(_finish_reason(choice.get("finish_reason")))
-        if reasons[-1] == "abort":
-            raise _no_answer(reply, "200 with finish_reason abort")
-        parts.append({key: message.get(key) for key in ("content", "reasoning_content", "tool_calls")})
-    usage = data.get("usage") if isinstance(data.get("usage"), dict) else None
-    model = data.get("model")
-    # Of several samples the one that was cut off says most.
-    finish_reason = "length" if "length" in reasons else reasons[0]
-    return Answer(
-        response=parts[0] if len(parts) == 1 else parts,
-        finish_reason=finish_reason,
-        usage=usage,
-        output_tokens=_output_tokens(usage, parts),
-        flags=_flags(finish_reason, parts),
-        model=model if isinstance(model, str) else None,
-        size_bytes=len(reply.body),
-    )
-
-
-def _finish_reason(given: Any) -> str | None:
-    """As chat completions give it; SGLang's own endpoint puts it into an object."""
-    if isinstance(given, dict):
-        given = given.get("type")
-    return given if isinstance(given, str) else None
-
-
-def _output_tokens(usage: dict[str, Any] | None, parts: list[dict[str, Any]]) -> int | None:
-    """What the server counted; zero for an answer with text in it means that it did not count."""
-    tokens = usage.get("completion_tokens") if usage is not None else None
-    if not isinstance(tokens, int) or isinstance(tokens, bool) or not 0 <= tokens <= OUTPUT_TOKENS_MAX:
-        return None
-    if tokens == 0 and any(value for part in parts for value in part.values()):
-        return None
-    return tokens
-
-
-def _flags(finish_reason: str | None, parts: list[dict[str, Any]]) -> tuple[str, ...]:
-    """What is odd about an answer; nearly always nothing."""
-    empty = not any(part["content"] or part["tool_calls"] for part in parts)
-    cut = finish_reason == "length"
-    if not empty and not cut:
-        return ()
-    return ("empty",) * empty + ("cut",) * cut
-
-
-def _no_answer(reply: Reply, message: str) -> ServerFault:
-    return ServerFault(message, kind=FaultKind.BROKEN, status=200, wire_s=reply.wire_s)
-
-
-async def _read(response: aiohttp.ClientResponse, wire_s: float | None) -> bytes:
-    """The whole body of a 200."""
-    length = response.content_length
-    if length is not None and length <= REPLY_BYTES_MAX and "Content-Encoding" not in response.headers:
-        return await response.read()
-    if length is None or length <= REPLY_BYTES_MAX:
-        data = await _beginning(response, REPLY_BYTES_MAX + 1)
-        if len(data) <= REPLY_BYTES_MAX:
-            return data
-    message = f"200 with a body of more than {REPLY_BYTES_MAX} bytes"
-    raise ServerFault(message, kind=FaultKind.BROKEN, status=200, wire_s=wire_s)
-
-
-async def _beginning(response: aiohttp.ClientResponse, bytes_max: int) -> bytes:
-    """The body of a reply, or as much of it as is wanted."""
-    data = bytearray()
-    async for piece in response.content.iter_any():
-        data += piece
-        if len(data) >= bytes_max:
-            break
-    return bytes(data[:bytes_max])
-
-
-async def _refusal(response: aiohttp.ClientResponse, wire_s: float | None) -> AttemptError:
-    """What a status other than 200 means."""
-    status = response.status
-    try:
-        text = await _beginning(response, SIDE_BYTES_MAX)
-    except aiohttp.ClientPayloadError:
-        # The status has come, and says enough.
-        text = b""
-    try:
-        message = _message(strict_json.loads(text))
-    except ValueError:
-        message = _one_line(text.decode("utf-8", "replace"))
-    message = f"{status}: {message or _one_line(response.reason or '') or 'no message'}"
-    if status in _BUSY:
-        kind = FaultKind.BUSY
-    elif status in _MISROUTED or 300 <= status < 400:
-        kind = FaultKind.MISROUTED
-    elif 400 <= status < 500 and status not in _RETRIED:
-        return PromptFault(message, status=status, wire_s=wire_s)
-    else:
-        kind = FaultKind.BROKEN
-    retry_after_s = _retry_after_s(response.headers.get("Retry-After"))
-    return ServerFault(message, kind=kind, status=status, wire_s=wire_s, retry_after_s=retry_after_s)
-
-
-def _retry_after_s(value: str | None) -> float | None:
-    """Seconds, where the header gives them; the form with a date is left alone."""
-    if value is None or not re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", value.strip()):
-        return None
-    return float(value)
-
-
-def _message(data: Any) -> str:
-    """The message of an error body, in any of the shapes that servers use; empty where there is none."""
-    if isinstance(data, dict):
-        error = data.get("error")
-        if isinstance(error, dict):
-            error = error.get("message") or error.get("detail")
-        data = error or data.get("message") or data.get("detail")
-    if data is None:
-        return ""
-    return _one_line(data if isinstance(data, str) else strict_json.dumps(data).decode())
-
-
-def _one_line(text: str) -> str:
-    """The beginning, since servers echo whole prompts in their errors; nothing in it moves a cursor."""
-    shown = "".join(char if char.isprintable() else " " for char in text[:2000])
-    return " ".join(shown.split())[:300]
-
-
 def _was_idle(error: aiohttp.ClientError, body: "_Body") -> bool:
     """Whether a connection that had served before was closed before a byte of this reply came."""
     if body.replied or not body.reused:
@@ -497,40 +301,8 @@ def _was_idle(error: aiohttp.ClientError, body: "_Body") -> bool:
     return isinstance(error, aiohttp.ClientOSError | aiohttp.ClientConnectionResetError)
 
 
-def _fault(error: aiohttp.ClientError, wire_s: float | None) -> ServerFault:
-    """Who did not answer, or answered with something else than HTTP."""
-    lost = isinstance(error, aiohttp.ClientConnectionError) or wire_s is None
-    kind = FaultKind.UNREACHABLE if lost else FaultKind.BROKEN
-    return ServerFault(_words(error), kind=kind, wire_s=wire_s)
-
-
-def _words(error: Exception) -> str:
-    """What a library's error says, in one line for people."""
-    if isinstance(error, aiohttp.ClientConnectorDNSError):
-        return f"the name {error.host} cannot be resolved"
-    if isinstance(error, aiohttp.ClientConnectorError):
-        return _one_line(f"cannot connect: {_reason(error.os_error)}")
-    if isinstance(error, aiohttp.ServerTimeoutError):
-        return f"cannot connect within {CONNECT_TIMEOUT_S:g} s"
-    if isinstance(error, aiohttp.ServerDisconnectedError):
-        return "closed the connection without a reply"
-    if isinstance(error, OSError):
-        return _one_line(f"the connection broke: {_reason(error)}")
-    if isinstance(error, aiohttp.ClientPayloadError):
-        return "the reply was cut short, or is damaged"
-    if isinstance(error, aiohttp.ClientResponseError):
-        return _one_line(f"the reply is no HTTP: {error.message}")
-    return _one_line(f"{type(error).__name__}: {error}")
-
-
-def _reason(error: OSError) -> str:
-    """The system's own words; event loops put others in their place."""
-    if error.errno is not None and error.errno in errno.errorcode and not isinstance(error, ssl.SSLError):
-        return os.strerror(error.errno)
-    return error.strerror or str(error)
-
-
-def _auth(endpoint: Endpoint) -> dict[str, str] | None:
+def auth_header(endpoint: Endpoint) -> dict[str, str] | None:
+    """How a request to this server shows its key, or None where there is none."""
     if endpoint.api_key is None:
         return None
     return {"Authorization": f"Bearer {endpoint.api_key.strip()}"}

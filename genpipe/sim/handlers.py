@@ -4,7 +4,7 @@ import asyncio
 import socket
 import struct
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -244,7 +244,7 @@ class Handlers:
         response = web.StreamResponse(status=200, headers={**_JSON, "Content-Length": str(len(body))})
         await response.prepare(request)
         if orders.split_utf8:
-            for piece in split_characters(body):
+            for piece in replies.split_characters(body):
                 await response.write(piece)
                 await asyncio.sleep(TIMER_STEP_S)
             return response
@@ -389,13 +389,3 @@ async def _reset(request: web.BaseRequest, visit: Visit) -> None:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         request.transport.abort()
     await _for_ever()
-
-
-def split_characters(body: bytes) -> Iterator[bytes]:
-    """Cut a body inside its multi-byte characters, in at most 64 places."""
-    start, cuts = 0, 0
-    for place in range(1, len(body)):
-        if body[place] & 0xC0 == 0x80 and cuts < 64:
-            yield body[start:place]
-            start, cuts = place, cuts + 1
-    yield body[start:]

@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -348,3 +349,13 @@ _NO_DISAGGREGATION = {
     "kv_transfer_speed_gb_s": 0.0,
     "kv_transfer_latency_ms": 0.0,
 }
+
+
+def split_characters(body: bytes) -> Iterator[bytes]:
+    """Cut a body inside its multi-byte characters, in at most 64 places."""
+    start, cuts = 0, 0
+    for place in range(1, len(body)):
+        if body[place] & 0xC0 == 0x80 and cuts < 64:
+            yield body[start:place]
+            start, cuts = place, cuts + 1
+    yield body[start:]

@@ -19,15 +19,9 @@ import uvloop
 from genpipe.core.errors import ConfigError, FaultKind, PromptFault, ServerFault
 from genpipe.core.values import Prompt, Reply, Start
 from genpipe.edges import strict_json
-from genpipe.edges.sglang import (
-    REPLY_BYTES_MAX,
-    Endpoint,
-    Monotonic,
-    SglangTransport,
-    examine,
-    open_session,
-    served_model,
-)
+from genpipe.edges.discovery import served_model
+from genpipe.edges.replies import REPLY_BYTES_MAX, examine
+from genpipe.edges.sglang import Endpoint, Monotonic, SglangTransport, open_session
 from genpipe.sim.orders import parse_mode
 from genpipe.sim.server import SimConfig, SimFleet
 

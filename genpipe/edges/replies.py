@@ -1,0 +1,207 @@
+"""What servers reply: which 200 is an answer, and who is to blame for everything else."""
+
+import errno
+import os
+import re
+import ssl
+from typing import Any
+
+import aiohttp
+
+from genpipe.core.errors import AttemptError, FaultKind, PromptFault, ServerFault
+from genpipe.core.values import Answer, Reply
+from genpipe.edges import strict_json
+
+CONNECT_TIMEOUT_S = 10.0
+"""A server that does not take a connection within this time is away (seconds)."""
+
+REPLY_BYTES_MAX = 256 << 20
+"""A longer reply is none (bytes)."""
+
+SIDE_BYTES_MAX = 16 << 20
+"""What is read of a reply that is no answer (bytes): of an error, in which servers echo whole prompts."""
+
+OUTPUT_TOKENS_MAX = 1 << 40
+"""A server that counts more has not counted (count)."""
+
+BUSY = {429, 503}
+_MISROUTED = {401, 402, 403, 404, 405, 407}
+_RETRIED = {408, 425}
+
+
+def examine(reply: Reply) -> Answer:
+    """Look whether a 200 is an answer.
+
+    Raises:
+        ServerFault: it was aborted, has no choices, is no JSON, or is an error object.
+    """
+    try:
+        data = strict_json.loads(reply.body)
+    except ValueError:
+        raise _no_answer(reply, f"200 with a body that is not JSON: {reply.body[:60]!r}") from None
+    if not isinstance(data, dict):
+        raise _no_answer(reply, "200 with JSON that is no object")
+    if data.get("error") or data.get("object") == "error":
+        raise _no_answer(reply, f"200 with an error: {_message(data)}")
+    choices = data.get("choices")
+    if not isinstance(choices, list) or not choices:
+        raise _no_answer(reply, "200 without choices")
+    parts: list[dict[str, Any]] = []
+    reasons: list[str | None] = []
+    for choice in choices:
+        message = choice.get("message") if isinstance(choice, dict) else None
+        if not isinstance(message, dict):
+            raise _no_answer(reply, "200 with a choice without a message")
+        reasons.append(_finish_reason(choice.get("finish_reason")))
+        if reasons[-1] == "abort":
+            raise _no_answer(reply, "200 with finish_reason abort")
+        parts.append({key: message.get(key) for key in ("content", "reasoning_content", "tool_calls")})
+    usage = data.get("usage") if isinstance(data.get("usage"), dict) else None
+    model = data.get("model")
+    # Of several samples the one that was cut off says most.
+    finish_reason = "length" if "length" in reasons else reasons[0]
+    return Answer(
+        response=parts[0] if len(parts) == 1 else parts,
+        finish_reason=finish_reason,
+        usage=usage,
+        output_tokens=_output_tokens(usage, parts),
+        flags=_flags(finish_reason, parts),
+        model=model if isinstance(model, str) else None,
+        size_bytes=len(reply.body),
+    )
+
+
+def _finish_reason(given: Any) -> str | None:
+    """As chat completions give it; SGLang's own endpoint puts it into an object."""
+    if isinstance(given, dict):
+        given = given.get("type")
+    return given if isinstance(given, str) else None
+
+
+def _output_tokens(usage: dict[str, Any] | None, parts: list[dict[str, Any]]) -> int | None:
+    """What the server counted; zero for an answer with text in it means that it did not count."""
+    tokens = usage.get("completion_tokens") if usage is not None else None
+    if not isinstance(tokens, int) or isinstance(tokens, bool) or not 0 <= tokens <= OUTPUT_TOKENS_MAX:
+        return None
+    if tokens == 0 and any(value for part in parts for value in part.values()):
+        return None
+    return tokens
+
+
+def _flags(finish_reason: str | None, parts: list[dict[str, Any]]) -> tuple[str, ...]:
+    """What is odd about an answer; nearly always nothing."""
+    empty = not any(part["content"] or part["tool_calls"] for part in parts)
+    cut = finish_reason == "length"
+    if not empty and not cut:
+        return ()
+    return ("empty",) * empty + ("cut",) * cut
+
+
+def _no_answer(reply: Reply, message: str) -> ServerFault:
+    return ServerFault(message, kind=FaultKind.BROKEN, status=200, wire_s=reply.wire_s)
+
+
+async def read_answer(response: aiohttp.ClientResponse, wire_s: float | None) -> bytes:
+    """The whole body of a 200."""
+    length = response.content_length
+    if length is not None and length <= REPLY_BYTES_MAX and "Content-Encoding" not in response.headers:
+        return await response.read()
+    if length is None or length <= REPLY_BYTES_MAX:
+        data = await beginning(response, REPLY_BYTES_MAX + 1)
+        if len(data) <= REPLY_BYTES_MAX:
+            return data
+    message = f"200 with a body of more than {REPLY_BYTES_MAX} bytes"
+    raise ServerFault(message, kind=FaultKind.BROKEN, status=200, wire_s=wire_s)
+
+
+async def beginning(response: aiohttp.ClientResponse, bytes_max: int) -> bytes:
+    """The body of a reply, or as much of it as is wanted (bytes)."""
+    data = bytearray()
+    async for piece in response.content.iter_any():
+        data += piece
+        if len(data) >= bytes_max:
+            break
+    return bytes(data[:bytes_max])
+
+
+async def refusal(response: aiohttp.ClientResponse, wire_s: float | None) -> AttemptError:
+    """What a status other than 200 means."""
+    status = response.status
+    try:
+        text = await beginning(response, SIDE_BYTES_MAX)
+    except aiohttp.ClientPayloadError:
+        # The status has come, and says enough.
+        text = b""
+    try:
+        message = _message(strict_json.loads(text))
+    except ValueError:
+        message = _one_line(text.decode("utf-8", "replace"))
+    message = f"{status}: {message or _one_line(response.reason or '') or 'no message'}"
+    if status in BUSY:
+        kind = FaultKind.BUSY
+    elif status in _MISROUTED or 300 <= status < 400:
+        kind = FaultKind.MISROUTED
+    elif 400 <= status < 500 and status not in _RETRIED:
+        return PromptFault(message, status=status, wire_s=wire_s)
+    else:
+        kind = FaultKind.BROKEN
+    retry_after_s = _retry_after_s(response.headers.get("Retry-After"))
+    return ServerFault(message, kind=kind, status=status, wire_s=wire_s, retry_after_s=retry_after_s)
+
+
+def _retry_after_s(value: str | None) -> float | None:
+    """Seconds, where the header gives them; the form with a date is left alone."""
+    if value is None or not re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", value.strip()):
+        return None
+    return float(value)
+
+
+def _message(data: Any) -> str:
+    """The message of an error body, in any of the shapes that servers use; empty where there is none."""
+    if isinstance(data, dict):
+        error = data.get("error")
+        if isinstance(error, dict):
+            error = error.get("message") or error.get("detail")
+        data = error or data.get("message") or data.get("detail")
+    if data is None:
+        return ""
+    return _one_line(data if isinstance(data, str) else strict_json.dumps(data).decode())
+
+
+def _one_line(text: str) -> str:
+    """The beginning, since servers echo whole prompts in their errors; nothing in it moves a cursor."""
+    shown = "".join(char if char.isprintable() else " " for char in text[:2000])
+    return " ".join(shown.split())[:300]
+
+
+def fault_of(error: aiohttp.ClientError, wire_s: float | None) -> ServerFault:
+    """Who did not answer, or answered with something else than HTTP."""
+    lost = isinstance(error, aiohttp.ClientConnectionError) or wire_s is None
+    kind = FaultKind.UNREACHABLE if lost else FaultKind.BROKEN
+    return ServerFault(words(error), kind=kind, wire_s=wire_s)
+
+
+def words(error: Exception) -> str:
+    """What a library's error says, in one line for people."""
+    if isinstance(error, aiohttp.ClientConnectorDNSError):
+        return f"the name {error.host} cannot be resolved"
+    if isinstance(error, aiohttp.ClientConnectorError):
+        return _one_line(f"cannot connect: {_reason(error.os_error)}")
+    if isinstance(error, aiohttp.ServerTimeoutError):
+        return f"cannot connect within {CONNECT_TIMEOUT_S:g} s"
+    if isinstance(error, aiohttp.ServerDisconnectedError):
+        return "closed the connection without a reply"
+    if isinstance(error, OSError):
+        return _one_line(f"the connection broke: {_reason(error)}")
+    if isinstance(error, aiohttp.ClientPayloadError):
+        return "the reply was cut short, or is damaged"
+    if isinstance(error, aiohttp.ClientResponseError):
+        return _one_line(f"the reply is no HTTP: {error.message}")
+    return _one_line(f"{type(error).__name__}: {error}")
+
+
+def _reason(error: OSError) -> str:
+    """The system's own words; event loops put others in their place."""
+    if error.errno is not None and error.errno in errno.errorcode and not isinstance(error, ssl.SSLError):
+        return os.strerror(error.errno)
+    return error.strerror or str(error)
