@@ -134,15 +134,15 @@ class _Run:
         served: str | None = None
         if model is None and began_with is not None and not allow_changed:
             model = began_with["request"]["model"]
-        else:
-            served = await self._find_model()
-        folder = self._claim(model or served or "", allow_changed=allow_changed)
+        if model is None:
+            model = served = await self._find_model()
+        folder = self._claim(model, allow_changed=allow_changed)
         store, store_thread = await self._open_store(folder, retry_failed=retry_failed)
         source = self._open_source(folder, dialect, store)
         first = await source.read(sum(server.concurrency for server in self.settings.servers))
-        if began_with is not None and served is None and (first.prompts or not first.exhausted):
+        if served is None and (first.prompts or not first.exhausted):
             # Only now is it known that servers are needed at all.
-            self._compare_models(began_with["request"]["model"], await self._find_model())
+            self._compare_models(model, await self._find_model())
         restored = Restored(
             done=store.done.count,
             failed=0 if retry_failed else store.failed_for_good_count,
@@ -153,7 +153,7 @@ class _Run:
                 f"resuming run {folder.run_id[:8]} in {self.out}: {wording.number(restored.done)} done, "
                 f"{wording.number(restored.failed)} failed for good"
             )
-        transport = await self._open_transport(model or served or "")
+        transport = await self._open_transport(model)
         return await self._drive(folder, store_thread, _Peeked(source, first), transport, restored)
 
     def _check(self) -> Dialect:

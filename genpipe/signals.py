@@ -1,4 +1,4 @@
-"""What SIGINT and SIGTERM do to a run."""
+"""What SIGINT, SIGTERM and SIGHUP do to a run."""
 
 import asyncio
 import contextlib
@@ -25,9 +25,13 @@ class Signals:
         self._installed: list[signal.Signals] = []
 
     def install(self) -> None:
-        """Take over SIGINT and SIGTERM; off the main thread they are left alone."""
+        """Take over SIGINT, SIGTERM and SIGHUP; off the main thread they are left alone."""
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
+        numbers = [signal.SIGINT, signal.SIGTERM]
+        # A closed terminal must not lose what is in flight; under nohup it is ignored, and stays so.
+        if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
+            numbers.append(signal.SIGHUP)
+        for number in numbers:
             with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
                 loop.add_signal_handler(number, self._came, number)
                 self._installed.append(number)

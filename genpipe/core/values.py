@@ -109,11 +109,13 @@ class Reply:
         body: the whole body.
         wire_s: when the request was handed to the socket (seconds, run clock).
         last_s: when the last byte had come (seconds, run clock).
+        rid: the id that the request carried, where the server gives it back as the reply's, else None.
     """
 
     body: bytes
     wire_s: float
     last_s: float
+    rid: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

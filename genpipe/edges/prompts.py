@@ -61,6 +61,8 @@ class JsonlSource:
         self._files = tuple(files)
         self._index = InputIndex(files=self._files, path=index_path, resumed=len(done) > 0, warn=warn)
         self._on_mismatch = on_mismatch
+        self._done = done
+        self._total_fits = False
         self._fault: ConfigError | None = None
         self._stop = threading.Event()
         self._hurry = threading.Event()
@@ -73,7 +75,18 @@ class JsonlSource:
     @property
     def total(self) -> int | None:
         """Records in the whole input, done ones and bad ones included; None until it is counted."""
-        return self._index.total
+        return self._index.total if self._check_total() else None
+
+    def _check_total(self) -> bool:
+        """Whether the run is within the input: whatever became of the index, it cannot have done more."""
+        total = self._index.total
+        if total is None or self._total_fits:
+            return True
+        self._total_fits = self._done.count_between(0, total) == len(self._done)
+        if not self._total_fits:
+            message = f"the input holds {total} records, and the run has gone further than that: restore the "
+            self._fail(ResumeMismatch(message + "files, or start a new run in another folder"))
+        return self._total_fits
 
     @property
     def mismatch(self) -> ResumeMismatch | None:
@@ -99,8 +112,7 @@ class JsonlSource:
         except ConfigError as error:
             self._fail(error)
             raise
-        if self._fault is not None:
-            raise self._fault
+        self._raise_fault()
         return chunk
 
     async def verify_rest(self) -> None:
@@ -114,6 +126,11 @@ class JsonlSource:
         """
         self._hurry.set()
         await asyncio.get_running_loop().run_in_executor(self._worker, self._await_scan)
+        self._raise_fault()
+
+    def _raise_fault(self) -> None:
+        """Raise what is known to be wrong; a total that has become known is held against the run first."""
+        self._check_total()
         if self._fault is not None:
             raise self._fault
 

@@ -24,6 +24,9 @@ SIDE_BYTES_MAX = 16 << 20
 OUTPUT_TOKENS_MAX = 1 << 40
 """A server that counts more has not counted (count)."""
 
+RID_HEAD_CHARS = 16
+"""The part of a request's id that all requests of a process share (count)."""
+
 BUSY = {429, 503}
 _MISROUTED = {401, 402, 403, 404, 405, 407}
 _RETRIED = {408, 425}
@@ -43,6 +46,8 @@ def examine(reply: Reply) -> Answer:
         raise _no_answer(reply, "200 with JSON that is no object")
     if data.get("error") or data.get("object") == "error":
         raise _no_answer(reply, f"200 with an error: {_message(data)}")
+    if reply.rid is not None and _is_of_another(data.get("id"), reply.rid):
+        raise _no_answer(reply, "200 with the reply to another request")
     choices = data.get("choices")
     if not isinstance(choices, list) or not choices:
         raise _no_answer(reply, "200 without choices")
@@ -69,6 +74,11 @@ def examine(reply: Reply) -> Answer:
         model=model if isinstance(model, str) else None,
         size_bytes=len(reply.body),
     )
+
+
+def _is_of_another(given: Any, rid: str) -> bool:
+    """Whether the reply names another of our own requests: bytes left on a connection shift its replies."""
+    return isinstance(given, str) and given != rid and given[:RID_HEAD_CHARS] == rid[:RID_HEAD_CHARS]
 
 
 def _finish_reason(given: Any) -> str | None:

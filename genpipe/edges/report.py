@@ -77,14 +77,18 @@ class Report:
         Returns:
             The last snapshot.
         """
-        last = self._snapshot(core, now_s, state=state)
-        if last_error is not None:
-            last["last_error"] = last_error
-        with self._news:
-            self._latest = last
-            self._closing = True
-            self._news.notify()
-        self._thread.join()
+        last: dict[str, Any] | None = None
+        try:
+            last = self._snapshot(core, now_s, state=state)
+            if last_error is not None:
+                last["last_error"] = last_error
+        finally:
+            # The thread must end though a snapshot cannot be taken, or the process never would.
+            with self._news:
+                self._latest = last
+                self._closing = True
+                self._news.notify()
+            self._thread.join()
         if self._latest is not None:
             # A bug in the display has ended the thread; how the run ended is to be found all the same.
             self._write(self._latest, durable=True)
@@ -111,10 +115,12 @@ class Report:
         closing = False
         while not closing:
             with self._news:
-                while self._latest is None:
+                while self._latest is None and not self._closing:
                     self._news.wait()
                 snapshot, self._latest = self._latest, None
                 closing = self._closing
+            if snapshot is None:
+                return
             self._write(snapshot, durable=closing or time.monotonic() >= self._synced_s + SYNC_EVERY_S)
             with contextlib.suppress(OSError):
                 # Nobody may be left to look; the file is for everybody else.

@@ -18,7 +18,7 @@ from yarl import URL
 from genpipe.core.errors import AttemptError, ConfigError, FaultKind, PromptFault, ServerFault
 from genpipe.core.values import Answer, Reply, Start
 from genpipe.edges import replies
-from genpipe.edges.replies import CONNECT_TIMEOUT_S, fault_of, read_answer, refusal, words
+from genpipe.edges.replies import CONNECT_TIMEOUT_S, RID_HEAD_CHARS, fault_of, read_answer, refusal, words
 
 HEALTH_TIMEOUT_S = 5.0
 """SGLang's own health check takes a second when all is well, and twenty when it is not."""
@@ -90,6 +90,11 @@ class _Body(aiohttp.BytesPayload):
         self.wire_s = None
         self.begun = self.reused = self.replied = False
 
+    @property
+    def rid(self) -> str:
+        """The id at the end of a body that carries one."""
+        return bytes(self._value[-34:-2]).decode()
+
     async def write_with_length(self, writer: AbstractStreamWriter, content_length: int | None) -> None:
         """Write the body, which goes out with the headers."""
         self.begun = True
@@ -135,7 +140,7 @@ class SglangTransport:
         self._model = model
         shared = b"," + orjson.dumps({"model": model, **members})[1:-1]
         self._tails = [shared + (b',"rid":"' if endpoint.takes_rid else b"}") for endpoint in endpoints]
-        self._rid_head = secrets.token_hex(8)
+        self._rid_head = secrets.token_hex(RID_HEAD_CHARS // 2)
         self._keys = {endpoint.api_key.strip() for endpoint in endpoints if endpoint.api_key is not None}
         self._timeout_s = timeout_s
         self._seen: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -190,8 +195,13 @@ class SglangTransport:
                 raise await refusal(response, body.wire_s)
             data = await read_answer(response, body.wire_s)
             last_s = time.monotonic()
-        # A server may answer before it has read all of a request.
-        return Reply(body=data, wire_s=last_s if body.wire_s is None else body.wire_s, last_s=last_s)
+        return Reply(
+            body=data,
+            # A server may answer before it has read all of a request.
+            wire_s=last_s if body.wire_s is None else body.wire_s,
+            last_s=last_s,
+            rid=body.rid if self._endpoints[server].takes_rid else None,
+        )
 
     def _encode(self, start: Start, number: int) -> bytes:
         head, tail = b'{"messages":', self._tails[start.server]

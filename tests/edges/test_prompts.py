@@ -187,7 +187,7 @@ def test_any_bytes_are_numbered_and_read_as_a_plain_split_does(tmp_path_factory,
         if index_path.exists():
             kept_bytes = data.draw(st.integers(0, index_path.stat().st_size))
             os.truncate(index_path, kept_bytes)
-        done = data.draw(st.sets(st.integers(0, max(len(rows), 1))))
+        done = data.draw(st.sets(st.integers(0, len(rows) - 1))) if rows else set()
         count = data.draw(st.integers(1, 7))
         prompts, bad, total = read_all(*files, count=count, done=done, warn=lambda _: None, **options)
 
@@ -477,3 +477,25 @@ def test_verify_rest_finds_a_change_in_done_records_however_short_the_run(tmp_pa
     assert total == 20_000
     with pytest.raises(ResumeMismatch, match="12000-12999"):
         asyncio.run(read_all(Bitmap(range(20_000))))
+
+
+def test_a_run_that_went_further_than_its_input_is_refused_though_the_index_is_lost(tmp_path):
+    path = tmp_path / "in.jsonl"
+    path.write_bytes(b'{"prompt": "x"}\n' * 50)
+
+    async def read():
+        source = JsonlSource(
+            files=[path],
+            dialect=Dialect(),
+            index_path=tmp_path / "input.idx",
+            done=Bitmap(range(100)),
+            warn=print,
+        )
+        try:
+            await source.read(10)
+            await source.verify_rest()
+        finally:
+            source.close()
+
+    with pytest.raises(ResumeMismatch, match="holds 50 records"):
+        asyncio.run(read())

@@ -1392,3 +1392,16 @@ def test_a_list_of_models_that_breaks_off_may_be_whole_later():
 
     with pytest.raises(ServerFault, match="cut short"):
         model_of(act)
+
+
+def test_a_reply_to_another_request_is_no_answer():
+    """Bytes left over on a connection would give each prompt the answer of the one before it."""
+    body = json.dumps({**GOOD, "id": "a" * 16 + "1" * 16}).encode()
+    own = Reply(body=body, wire_s=0.0, last_s=0.0, rid="a" * 16 + "1" * 16)
+    other = Reply(body=body, wire_s=0.0, last_s=0.0, rid="a" * 16 + "2" * 16)
+    servers_own = Reply(body=body, wire_s=0.0, last_s=0.0, rid="b" * 32)
+
+    assert examine(own).response["content"] == "hi"
+    assert examine(servers_own).response["content"] == "hi"
+    with pytest.raises(ServerFault, match="another request"):
+        examine(other)
