@@ -278,7 +278,8 @@ class StoreThread:
         try:
             await self._carry_out(self._store.close)
         finally:
-            self._executor.shutdown(wait=False)
+            # Its last step has been done: this waits for the thread to end, and for no work.
+            self._executor.shutdown(wait=True)
 
     async def _carry_out(self, step: Callable[[], None]) -> None:
         await asyncio.get_running_loop().run_in_executor(self._executor, step)
