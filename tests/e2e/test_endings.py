@@ -79,6 +79,55 @@ def test_a_second_sigterm_ends_at_once_and_keeps_what_was_received(tmp_path):
     audit(out, texts)
 
 
+def test_a_closed_terminal_loses_nothing_that_was_in_flight(tmp_path):
+    texts = [f"Row {place}. <<tokens=5 delay=0.6>>" for place in range(60)]
+    source, out = write_prompts(tmp_path / "in.jsonl", texts), tmp_path / "out"
+    with servers(tmp_path) as fleet:
+        command = ["run", "--prompts", source, "--servers", fleet.address, "--concurrency", 8, "--out", out]
+        # A child inherits that SIGHUP is ignored, as it is under nohup.
+        before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+        try:
+            with running(*command, err=tmp_path / "1.err") as run:
+                wait_for(lambda: len(saved(out)) >= 8, "the first answers")
+                run.send(signal.SIGHUP)
+                code = run.wait()
+        finally:
+            signal.signal(signal.SIGHUP, before)
+        at_stop, state = saved(out), progress(out)
+        fleet.stop()
+        visits = fleet.visits()
+
+    assert code == 129
+    assert state is not None
+    assert state["state"] == "interrupted"
+    assert {row_of(texts[index]) for index in at_stop} == {visit["row"] for visit in visits}
+    assert "Traceback" not in run.err
+
+
+def test_a_run_does_not_go_on_with_servers_of_another_model(tmp_path):
+    texts = [f"Row {place}. <<tokens=5 delay=0.3>>" for place in range(40)]
+    source, out = write_prompts(tmp_path / "in.jsonl", texts), tmp_path / "out"
+    command = ["run", "--prompts", source, "--concurrency", 4, "--out", out]
+    with (
+        servers(tmp_path) as fleet,
+        running(*command, "--servers", fleet.address, err=tmp_path / "1.err") as run,
+    ):
+        wait_for(lambda: len(saved(out)) >= 4, "the first answers")
+        run.kill()
+    before = saved(out)
+    (tmp_path / "other").mkdir()
+    with servers(tmp_path / "other", 1, "--model", "other-model") as fleet:
+        again = genpipe(*command, "--servers", fleet.address)
+        fleet.stop()
+        visits = fleet.visits()
+
+    assert again.code == 2
+    assert "'tiny-model'" in again.err
+    assert "'other-model'" in again.err
+    assert visits == []
+    assert saved(out) == before
+
+
 def test_a_finished_run_needs_no_server_to_say_so_again(tmp_path):
     texts = [f"Row {place}." for place in range(40)]
     source, out = write_prompts(tmp_path / "in.jsonl", texts), tmp_path / "out"
@@ -87,10 +136,11 @@ def test_a_finished_run_needs_no_server_to_say_so_again(tmp_path):
         first = genpipe(*command)
         fleet.stop()
         again = genpipe(*command)
+        named = genpipe(*command, "--set", "request.model=tiny-model")
         visits = fleet.visits()
 
-    assert (first.code, again.code) == (0, 0), again.err
-    assert again.took_s < 3
+    assert (first.code, again.code, named.code) == (0, 0, 0), again.err + named.err
+    assert max(again.took_s, named.took_s) < 3
     assert "done: 40 of 40" in again.err
     assert len(visits) == len(texts)
     audit(out, texts)

@@ -293,3 +293,26 @@ def test_publishing_does_not_wait_for_the_disk_or_the_display(tmp_path):
         report.close(NOBODY, 300.0, state="done")
 
     assert took_s < 0.5
+
+
+def test_the_thread_ends_though_the_last_snapshot_cannot_be_taken(tmp_path):
+    """Or else a bug that shows in a snapshot would keep the process, and the folder's lock, for ever."""
+
+    class Broken(Snapshots):
+        def snapshot(self, core, total, now_s):
+            raise AssertionError("a bug")
+
+    threads = set(threading.enumerate())
+    report = Report(
+        tmp_path,
+        cast("Progress", Broken()),
+        total=lambda: 1000,
+        facts=FACTS,
+        wall=Wall(wall_s=0.0, run_s=0.0),
+        display=Screen(),
+    )
+    with pytest.raises(AssertionError, match="a bug"):
+        report.close(NOBODY, 1.0, state="done")
+    left = set(threading.enumerate()) - threads
+
+    assert left == set()
