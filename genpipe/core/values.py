@@ -199,6 +199,19 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Space:
+    """The room on the disk of a run.
+
+    Attributes:
+        free_bytes: what is left for us.
+        total_bytes: what there is, full or not.
+    """
+
+    free_bytes: int
+    total_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Commit:
     """Due: make this group durable."""
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 from genpipe.core.errors import DiskFull, StoreError
+from genpipe.core.values import Space
 
 TEMPORARY = ".tmp"
 """Ending of a file that is being written; whatever bears it at a start is rubbish."""
@@ -74,8 +75,24 @@ class Files(Protocol):
         """Return once the names in this folder are on stable storage."""
         ...
 
+    def sync_path(self, path: Path) -> None:
+        """As :meth:`sync`, for a file that is not open and may be read-only."""
+        ...
+
+    def make_read_only(self, path: Path) -> None:
+        """Take away everybody's right to write to a file; handles that are open keep theirs."""
+        ...
+
+    def space(self, path: Path) -> Space:
+        """The room on the disk that a folder is on."""
+        ...
+
     def read(self, path: Path) -> bytes:
         """The whole file."""
+        ...
+
+    def read_ends(self, path: Path, size: int) -> tuple[bytes, bytes]:
+        """The first and the last ``size`` bytes of a file; all of it twice where it is no longer."""
         ...
 
     def sizes(self, path: Path) -> dict[str, int]:
@@ -136,9 +153,37 @@ class OsFiles:
         finally:
             os.close(handle)
 
+    def sync_path(self, path: Path) -> None:
+        """See :class:`Files`."""
+        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            _fdatasync(handle)
+        finally:
+            os.close(handle)
+
+    def make_read_only(self, path: Path) -> None:
+        """See :class:`Files`."""
+        path.chmod(0o444)
+
+    def space(self, path: Path) -> Space:
+        """See :class:`Files`."""
+        disk = os.statvfs(path)
+        # What is kept back for the administrator is not ours to use, nor to count.
+        usable = disk.f_blocks - disk.f_bfree + disk.f_bavail
+        return Space(free_bytes=disk.f_bavail * disk.f_frsize, total_bytes=usable * disk.f_frsize)
+
     def read(self, path: Path) -> bytes:
         """See :class:`Files`."""
         return path.read_bytes()
+
+    def read_ends(self, path: Path, size: int) -> tuple[bytes, bytes]:
+        """See :class:`Files`."""
+        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            length = os.fstat(handle).st_size
+            return os.pread(handle, size, 0), os.pread(handle, size, max(0, length - size))
+        finally:
+            os.close(handle)
 
     def sizes(self, path: Path) -> dict[str, int]:
         """See :class:`Files`."""

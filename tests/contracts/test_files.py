@@ -1,6 +1,7 @@
 """What every disk must do, the machine's own and the model in memory."""
 
 import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -107,6 +108,43 @@ def test_what_is_removed_is_gone_and_what_is_not_there_is_an_error(disk):
             step(folder / "nothing")
     with pytest.raises(FileNotFoundError):
         files.rename(folder / "nothing", folder / "b")
+
+
+def test_a_read_only_file_is_read_synced_renamed_and_not_opened_for_writing(disk):
+    files, folder = disk
+    handle = files.open_append(folder / "a", new=True)
+    write_all(files, handle, b"one")
+    files.make_read_only(folder / "a")
+    write_all(files, handle, b"two")
+    files.close(handle)
+    files.sync_path(folder / "a")
+    files.rename(folder / "a", folder / "b")
+
+    assert files.read(folder / "b") == b"onetwo"
+    if isinstance(files, OsFiles):
+        assert (folder / "b").stat().st_mode & 0o222 == 0
+    if not isinstance(files, OsFiles) or os.geteuid() != 0:
+        with pytest.raises(PermissionError):
+            files.open_append(folder / "b", new=False)
+
+
+@pytest.mark.parametrize(("size", "ends"), [(2, (b"01", b"89")), (99, (b"0123456789", b"0123456789"))])
+def test_the_ends_of_a_file_are_read_alone(disk, size, ends):
+    files, folder = disk
+    handle = files.open_append(folder / "a", new=True)
+    write_all(files, handle, b"0123456789")
+    files.close(handle)
+
+    assert files.read_ends(folder / "a", size) == ends
+
+
+def test_a_disk_has_no_more_room_than_its_size(disk):
+    files, folder = disk
+    space = files.space(folder)
+
+    assert 0 < space.free_bytes <= space.total_bytes
+    with pytest.raises(FileNotFoundError):
+        files.space(folder / "nowhere")
 
 
 def test_replacing_leaves_the_new_bytes_and_no_temporary_file(disk):

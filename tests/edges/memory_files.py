@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from random import Random
 
+from genpipe.core.values import Space
+
 
 class PowerLoss(BaseException):
     """The machine stopped before a step. No code under test may catch it."""
@@ -17,6 +19,12 @@ class Inode:
     def __init__(self, data: bytes = b"", synced: bytes = b"") -> None:
         self.data = bytearray(data)
         self.synced = synced
+        self.read_only = False
+
+    def copied(self, data: bytes, synced: bytes) -> "Inode":
+        copy = Inode(data, synced)
+        copy.read_only = self.read_only
+        return copy
 
     def after_loss(self, rng: Random | None) -> bytes:
         if rng is None:
@@ -39,6 +47,7 @@ class MemoryFiles:
         write_max: most bytes that one write takes.
         refuse: error number to raise, by (method, name); stays until it is removed.
         refuse_step: the number of a step, from 0, and the error number that it raises.
+        room: what the disk says of its room.
         lazy: methods that claim to have worked and do nothing, to see that the tests notice.
     """
 
@@ -52,6 +61,7 @@ class MemoryFiles:
         self.refuse: dict[tuple[str, str], int] = {}
         self.refuse_step: tuple[int, int] | None = None
         self.lazy: set[str] = set()
+        self.room = Space(free_bytes=1 << 40, total_bytes=1 << 41)
         # None stands for a folder.
         self._names: dict[Path, Inode | None] = dict.fromkeys([Path("/"), *base])
         self._safe_names = dict(self._names)
@@ -69,6 +79,8 @@ class MemoryFiles:
             self._folder(path.parent)
             self._change(path.parent, {path: Inode()})
         inode = self._inode(path)
+        if inode.read_only:
+            raise OSError(errno.EACCES, os.strerror(errno.EACCES), str(path))
         handle = self._next_handle
         self._next_handle += 1
         self._open[handle] = (path, inode)
@@ -124,9 +136,26 @@ class MemoryFiles:
                 _apply(self._safe_names, added, removed)
             self._pending = [change for change in self._pending if change[0] != path]
 
+    def sync_path(self, path: Path) -> None:
+        self._step("sync", path)
+        inode = self._inode(path)
+        if "sync" not in self.lazy:
+            inode.synced = bytes(inode.data)
+
+    def make_read_only(self, path: Path) -> None:
+        self._inode(path).read_only = True
+
+    def space(self, path: Path) -> Space:
+        self._folder(path)
+        return self.room
+
     def read(self, path: Path) -> bytes:
         self.reads.append(path.name)
         return bytes(self._inode(path).data)
+
+    def read_ends(self, path: Path, size: int) -> tuple[bytes, bytes]:
+        data = bytes(self._inode(path).data)
+        return data[:size], data[max(0, len(data) - size) :]
 
     def sizes(self, path: Path) -> dict[str, int]:
         self._folder(path)
@@ -180,7 +209,7 @@ class MemoryFiles:
         for inode in [*names.values(), *self._safe_names.values()]:
             if inode is not None and id(inode) not in copies:
                 data = data_of(inode)
-                copies[id(inode)] = Inode(data, data if synced else inode.synced)
+                copies[id(inode)] = inode.copied(data, data if synced else inode.synced)
         # What lies in a folder that is lost is lost with it.
         folders = {path for path, inode in names.items() if inode is None}
         reachable = {path: inode for path, inode in names.items() if folders.issuperset(path.parents)}
@@ -224,5 +253,5 @@ def _apply(
 def _copied(names: dict[Path, Inode | None], copies: dict[int, Inode]) -> dict[Path, Inode | None]:
     for inode in names.values():
         if inode is not None and id(inode) not in copies:
-            copies[id(inode)] = Inode(bytes(inode.data), inode.synced)
+            copies[id(inode)] = inode.copied(bytes(inode.data), inode.synced)
     return {path: None if inode is None else copies[id(inode)] for path, inode in names.items()}
