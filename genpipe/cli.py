@@ -246,9 +246,9 @@ def check(
     For example:
       genpipe check prompts.jsonl --set input.field=question
     """  # noqa: D301  # as above
-    from genpipe.compose import dialect_of
     from genpipe.edges.prompts import check_files
     from genpipe.ui.terminal import check_report
+    from genpipe.wiring import dialect_of
 
     settings = config.load(None, overrides=overrides or [])
     report = check_files(prompts, dialect_of(settings))
@@ -256,6 +256,36 @@ def check(
     if report.records == 0:
         raise ConfigError(f"no prompts in {', '.join(map(str, prompts))}: the input is empty")
     raise typer.Exit(1 if report.bad_count else 0)
+
+
+@app.command(short_help="Hold a run folder's files against one another, and mend them.")
+def verify(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A run folder.")],
+    repair: Annotated[bool, typer.Option("--repair", help="Mend what is wrong; no driver may run.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="What was found, as JSON.")] = False,
+) -> None:
+    """Hold every shard, checksum and index of a run folder against each other; safe beside a live driver.
+
+    Exits with 0 if all is sound, and with 1 if problems remain.
+    """
+    from genpipe import folder_commands
+
+    raise typer.Exit(folder_commands.verify(folder, repair=repair, as_json=as_json, say=_say))
+
+
+@app.command(short_help="Write the records of a run to one file, in the order of the input.")
+def export(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A run folder; a driver may be at work.")],
+    out: Annotated[str, typer.Argument(metavar="OUT", help="The file to be written, or - for stdout.")],
+    force: Annotated[bool, typer.Option("--force", help="Replace the file if there is one.")] = False,
+) -> None:
+    """Write the records of a run to one JSON Lines file: by index, each once, without the checksums.
+
+    Exits with 1 if some records may be missing because a shard is damaged.
+    """
+    from genpipe import folder_commands
+
+    raise typer.Exit(folder_commands.export(folder, out, force=force, tell=_tell))
 
 
 @app.command(short_help="Simulated SGLang servers over real HTTP.")

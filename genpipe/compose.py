@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import copy
-import os
 import random
 import time
 from collections.abc import Callable
@@ -16,10 +15,9 @@ from genpipe import __version__
 from genpipe.config import Settings
 from genpipe.core import wording
 from genpipe.core.errors import ConfigError, GenpipeError, ResumeMismatch, StoreError
-from genpipe.core.fleet import BenchSettings
-from genpipe.core.flow import Core, FlowSettings
+from genpipe.core.flow import Core
 from genpipe.core.progress import Progress, Restored
-from genpipe.core.values import Chunk, ServerSpec
+from genpipe.core.values import Chunk
 from genpipe.driver import Driver
 from genpipe.edges import prompts
 from genpipe.edges.console import Display
@@ -30,9 +28,11 @@ from genpipe.edges.process import raise_file_limit
 from genpipe.edges.record import Wall
 from genpipe.edges.report import Report
 from genpipe.edges.run_folder import RunFolder, RunIdentity, recorded_settings
-from genpipe.edges.sglang import Endpoint, Monotonic, SglangTransport
-from genpipe.edges.store import Store, StoreThread
+from genpipe.edges.sglang import Monotonic, SglangTransport
+from genpipe.edges.store import Store
+from genpipe.edges.store_thread import StoreThread
 from genpipe.signals import Signals
+from genpipe.wiring import dialect_of, endpoints_of, flow_settings_of, specs_of
 
 EXIT_DONE, EXIT_SOME_FAILED, EXIT_GUARD = 0, 1, 3
 
@@ -120,7 +120,7 @@ class _Run:
         self.wall = Wall(wall_s=time.time(), run_s=self.clock.now_s())
         self.files = [Path(path) for path in settings.input.paths]
         self.out = Path(settings.output.dir or "")
-        self.endpoints = _endpoints(settings)
+        self.endpoints = endpoints_of(settings)
         self.rng = random.Random()
         # What the scan of the input found, perhaps before there was a driver to tell.
         self.mismatch: ConfigError | None = None
@@ -212,6 +212,8 @@ class _Run:
         return folder
 
     async def _open_store(self, folder: RunFolder, *, retry_failed: bool) -> tuple[Store, StoreThread]:
+        pool = StoreThread.make_pool()
+        self.stack.callback(pool.shutdown)
         store = await asyncio.to_thread(
             Store.open,
             folder.path,
@@ -223,6 +225,7 @@ class _Run:
             retry_failed=retry_failed,
             epoch=folder.epoch,
             guard=folder.check_still_mine,
+            pool=pool,
         )
         thread = StoreThread(store)
         self.stack.push_async_callback(thread.close)
@@ -271,7 +274,7 @@ class _Run:
         began_s = self.clock.now_s()
         started_at = self._now_text()
         folder.start_segment(started_at, {"version": __version__, "servers": len(self.endpoints)})
-        core = Core(_flow_settings(self.settings), _specs(self.settings), self.rng, began_s)
+        core = Core(flow_settings_of(self.settings), specs_of(self.settings), self.rng, began_s)
         report = Report(
             folder.path,
             Progress(restored, began_s=began_s),
@@ -289,11 +292,12 @@ class _Run:
             await driver.run()
             if self.mismatch is not None:
                 raise self.mismatch
+            # All answers are on disk, so that a signal may end what follows.
+            self.signals.driver = None
             if core.complete:
-                # Only now is it known that the answers belong to the input that the run began with. All of
-                # them are on disk, so that a signal may end the wait.
-                self.signals.driver = None
+                # Only now is it known that the answers belong to the input that the run began with.
                 await source.verify_rest()
+            if not self.signals.hurried:
                 await store.seal_last()
             state = "done" if core.complete else "stopped" if core.refusal else "interrupted"
         except asyncio.CancelledError:
@@ -325,6 +329,7 @@ class _Run:
             message = f"done: {done} of {total} prompts answered, in {took}"
             if failed:
                 message += f"; {wording.number(failed)} failed, listed in {self.out / 'failed.jsonl'}"
+                message += " (with --retry-failed they are asked again)"
             code = EXIT_SOME_FAILED if failed else EXIT_DONE
         elif core.refusal:
             code = EXIT_GUARD
@@ -343,51 +348,6 @@ class _Run:
 
     def _warn(self, text: str) -> None:
         self.display.note(f"warning: {text}")
-
-
-def dialect_of(settings: Settings) -> Dialect:
-    """How the input's records become prompts."""
-    return Dialect(
-        name=settings.input.dialect,
-        field=settings.input.field,
-        id_field=settings.input.id_field,
-        system=settings.input.system,
-        keep=settings.output.keep,
-    )
-
-
-def _endpoints(settings: Settings) -> list[Endpoint]:
-    endpoints = []
-    for server in settings.servers:
-        key = None
-        if server.api_key_env is not None:
-            key = os.environ.get(server.api_key_env)
-            if not key:
-                raise ConfigError(
-                    f"server {server.url}: the environment variable {server.api_key_env} is not set; it "
-                    "should hold the server's key"
-                )
-        endpoints.append(Endpoint(url=server.url, api_key=key, takes_rid=server.kind == "sglang"))
-    return endpoints
-
-
-def _specs(settings: Settings) -> list[ServerSpec]:
-    return [ServerSpec(url=server.url, limit=server.concurrency) for server in settings.servers]
-
-
-def _flow_settings(settings: Settings) -> FlowSettings:
-    retry, guards = settings.retry, settings.guards
-    return FlowSettings(
-        prompt_attempts=retry.prompt_attempts,
-        backoff_s=retry.backoff_s,
-        backoff_max_s=retry.pause_max_s,
-        bench=BenchSettings(
-            faults=retry.bench_faults, pause_s=retry.bench_pause_s, pause_max_s=retry.pause_max_s
-        ),
-        ramp_s=settings.start.ramp_s,
-        refused_after=guards.refused_after,
-        refused_share_max=guards.refused_share,
-    )
 
 
 def _tell(loop: asyncio.AbstractEventLoop, call: Callable[[ConfigError], None], error: ConfigError) -> None:

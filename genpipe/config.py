@@ -196,11 +196,13 @@ class Output(_Section):
     Attributes:
         dir: the run folder.
         shard_records: records in a shard.
+        disk_wait_s: how long a run waits on a full disk before it ends.
         keep: input fields copied into the record.
     """
 
     dir: PathText | None = None
     shard_records: Count = 500
+    disk_wait_s: Seconds = 600.0
     keep: tuple[Text, ...] = ()
 
 

@@ -6,10 +6,11 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any, Protocol, TypeVar
 
-from genpipe.core.errors import AttemptError, GenpipeError
+from genpipe.core import wording
+from genpipe.core.errors import AttemptError, DiskFull, GenpipeError, StoreError
 from genpipe.core.flow import Core
 from genpipe.core.ports import Clock, Source, Store, Transport
-from genpipe.core.values import Cancel, Commit, Group, Probe, Read, Reply, Start
+from genpipe.core.values import Cancel, Commit, Group, Measure, Probe, Read, Reply, Start
 
 log = logging.getLogger(__name__)
 
@@ -21,6 +22,10 @@ class Reporter(Protocol):
 
     def publish(self, core: Core, now_s: float) -> None:
         """Look at the core and return at once; called about once a second, on the loop's thread."""
+        ...
+
+    def note(self, text: str) -> None:
+        """Say something, in one line, that people should know at once."""
         ...
 
 
@@ -74,8 +79,24 @@ class Driver:
             await self._run_group()
         except ExceptionGroup as errors:
             if (known := _first_of_ours(errors)) is not None:
-                raise known from None
+                raise self._with_what_is_lost(known) from None
             raise
+        except StoreError as error:
+            raise self._with_what_is_lost(error) from None
+        if self._core.disk_gave_up:
+            raise DiskFull(
+                f"the disk of the run folder had no room for {self._disk_wait()}; all answers that had come "
+                "are on it: free some space there, and start the same command again"
+            )
+
+    def _with_what_is_lost(self, error: GenpipeError) -> GenpipeError:
+        """The same error; where the disk is to blame, with how many answers had come in vain."""
+        unsaved = self._core.unsaved
+        if not isinstance(error, StoreError) or not unsaved:
+            return error
+        return type(error)(
+            f"{error}. {unsaved} prompts that had ended are not on disk: the same command asks them again"
+        )
 
     async def _run_group(self) -> None:
         try:
@@ -133,6 +154,8 @@ class Driver:
                     self._attempts[action.attempt] = self._begin(self._attempt(action))
                 case Commit(group=group):
                     self._begin(self._commit(group), "commit")
+                case Measure():
+                    self._begin(self._measure(), "measure")
                 case Read(count=count):
                     self._begin(self._read(count), "read")
                 case Probe():
@@ -241,14 +264,43 @@ class Driver:
         self._pump()
 
     async def _commit(self, group: Group) -> None:
-        await finish(self._make_durable(group))
+        try:
+            await finish(self._make_durable(group))
+        except DiskFull as error:
+            trouble = str(error)
+            self._watch_disk(lambda now_s: self._core.refused(group.number, trouble, now_s))
+        self._pump()
+
+    async def _measure(self) -> None:
+        space = await self._store.space()
+        self._watch_disk(lambda now_s: self._core.measured(space, now_s))
         self._pump()
 
     async def _make_durable(self, group: Group) -> None:
-        self._store_sound = False
-        await self._store.commit(group)
-        self._store_sound = True
-        self._core.committed(group.number, self._clock.now_s())
+        try:
+            space = await self._store.commit(group)
+        except DiskFull:
+            raise
+        except Exception:
+            self._store_sound = False
+            raise
+        self._watch_disk(lambda now_s: self._core.committed(group.number, now_s, space))
+
+    def _watch_disk(self, step: Callable[[float], None]) -> None:
+        """Take a step that may find the disk short of room, or find room again, and say so."""
+        before = self._core.disk_trouble
+        step(self._clock.now_s())
+        after = self._core.disk_trouble
+        if before is None and after is not None:
+            self._reporter.note(
+                f"{after}. Nothing more is sent, and what comes is kept in memory; going on as soon as there "
+                f"is room, for up to {self._disk_wait()}"
+            )
+        elif before is not None and after is None:
+            self._reporter.note("the disk has room again: going on")
+
+    def _disk_wait(self) -> str:
+        return wording.duration(self._core.settings.disk_wait_s)
 
     async def _save(self) -> None:
         """At the end: what has come is looked at and made durable, what has not is to be asked again."""

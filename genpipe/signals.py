@@ -13,11 +13,13 @@ class Signals:
 
     Attributes:
         first: the signal that came first, or None.
+        hurried: a second one came.
         driver: the run under way; before there is one, a signal ends the preparations.
     """
 
     def __init__(self, grace_s: float, display: Display) -> None:
         self.first: signal.Signals | None = None
+        self.hurried = False
         self.driver: Driver | None = None
         self._grace_s = grace_s
         self._display = display
@@ -42,12 +44,12 @@ class Signals:
             asyncio.get_running_loop().remove_signal_handler(number)
 
     def _came(self, number: signal.Signals) -> None:
-        again = self.first is not None
+        self.hurried = self.first is not None
         self.first = self.first or number
         if self.driver is None:
             assert self._task is not None
             self._task.cancel()
-        elif again:
+        elif self.hurried:
             self._display.note(f"{number.name} again: saving what has arrived, and ending")
             self.driver.stop(0.0)
         else:

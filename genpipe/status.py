@@ -1,8 +1,6 @@
 """A look at a run folder from outside: its last snapshot, and whether somebody still writes it."""
 
 import json
-import os
-import socket
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,11 +12,10 @@ from genpipe.core import wording
 from genpipe.core.errors import ConfigError
 from genpipe.edges.files import OsFiles
 from genpipe.edges.lock import LOCK
+from genpipe.edges.owner import Standing, standing
 from genpipe.edges.report import PROGRESS
 from genpipe.edges.run_folder import RUN, recorded_settings
 from genpipe.ui import terminal
-
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 STALE_S = 10.0
 """A snapshot of a live run is never much older than a second; from this age on it is said (seconds)."""
@@ -92,20 +89,10 @@ def look(folder: Path) -> Look:
 
 
 def _owner_lives(folder: Path, age_s: float) -> bool:
-    """Whether the process that signed the lock is there; on another host its reports must do as a sign."""
+    """Whether the process that signed the lock is there; where that cannot be seen, its reports must do."""
     try:
         owner = json.loads((folder / LOCK).read_bytes())
-        pid, host, boot = int(owner["pid"]), owner["host"], owner.get("boot_id")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return age_s < STALE_S
-    if host != socket.gethostname() or pid < 1:
-        return age_s < STALE_S
-    if boot is not None and _BOOT_ID.exists() and boot != _BOOT_ID.read_text().strip():
-        return False
-    try:
-        os.kill(pid, 0)
-    except (ProcessLookupError, OverflowError):
-        return False
-    except PermissionError:
-        return True
-    return True
+    except (OSError, ValueError):
+        owner = None
+    found = standing(owner) if isinstance(owner, dict) else Standing.UNKNOWN
+    return age_s < STALE_S if found is Standing.UNKNOWN else found is Standing.ALIVE

@@ -8,42 +8,32 @@ import itertools
 from collections.abc import Iterator, Sequence
 
 from genpipe.core.books import Books
+from genpipe.core.disk import Disk
 from genpipe.core.errors import AttemptError, FaultKind, ServerFault
 from genpipe.core.eta import Pace
 from genpipe.core.fleet import Fleet
+from genpipe.core.flights import Flights
 from genpipe.core.guard import RefusalGuard
-from genpipe.core.outbox import Outbox, bad_line
+from genpipe.core.outbox import Outbox, bad_line, size_bytes_of
 from genpipe.core.settings import FlowSettings
 from genpipe.core.values import (
     Action,
     Answer,
-    Cancel,
     Chunk,
     Commit,
     Finished,
     GivenUp,
     Group,
+    Measure,
     Read,
     ServerSpec,
+    Space,
     Start,
     Sums,
 )
 from genpipe.core.waiting import Rng, Waiting, Work
 
 __all__ = ["Core", "FlowSettings"]
-
-
-class _Flight:
-    """One attempt in flight, or landed and not yet examined."""
-
-    __slots__ = ("freed_s", "landed_s", "start", "work")
-
-    def __init__(self, start: Start, work: Work, freed_s: float | None) -> None:
-        self.start = start
-        self.work = work
-        # When the slot was last freed, where this attempt is the refill of it.
-        self.freed_s = freed_s
-        self.landed_s: float | None = None
 
 
 class Core:
@@ -75,15 +65,16 @@ class Core:
         self.last_error: str | None = None
         self._now_s = now_s
         self._waiting = Waiting(rng, backoff_s=settings.backoff_s, backoff_max_s=settings.backoff_max_s)
-        self._in_flight: dict[int, _Flight] = {}
+        self._flights = Flights(self.fleet, self.books)
+        self._disk = Disk(settings)
+        self._answer_bytes = self._answer_bytes_max = 0
         self._outbox = Outbox(settings)
         self._reading = False
-        self._ready_max = sum(spec.limit for spec in servers) + settings.ready_spare
+        self._slots = sum(spec.limit for spec in servers)
+        self._ready_max = self._slots + settings.ready_spare
         self._attempts = itertools.count(1)
         self._guard = RefusalGuard(after=settings.refused_after, share_max=settings.refused_share_max)
-        self._freed: set[int] = set()
         self._cancel_at_s: float | None = None
-        self._cancelled: set[int] = set()
 
     # ---- what happened ----
 
@@ -104,15 +95,12 @@ class Core:
         :meth:`answered` or :meth:`failed` must follow for the same attempt.
         """
         self._tick(now_s)
-        flight = self._in_flight[start.attempt]
-        assert flight.landed_s is None
-        flight.landed_s = last_s
-        self._free_slot(flight, wire_s, last_s)
+        self._flights.land(start, wire_s, last_s, now_s)
 
     def answered(self, start: Start, answer: Answer, now_s: float) -> None:
         """A landed reply was examined and is an answer."""
         self._tick(now_s)
-        flight = self._in_flight.pop(start.attempt)
+        flight = self._flights.end(start, None, now_s)
         assert flight.landed_s is not None
         self.fleet.answered(start, now_s)
         latency_s = flight.landed_s - start.started_s
@@ -129,14 +117,14 @@ class Core:
         )
         self._guard.answered()
         self._outbox.hold(finished)
+        size_bytes = size_bytes_of(finished)
+        self._answer_bytes += size_bytes
+        self._answer_bytes_max = max(self._answer_bytes_max, size_bytes)
 
     def failed(self, start: Start, error: AttemptError, now_s: float) -> None:
         """An attempt ended in an error, on the wire or when its reply was examined."""
         self._tick(now_s)
-        flight = self._in_flight.pop(start.attempt)
-        if flight.landed_s is None:
-            self._free_slot(flight, error.wire_s, now_s, lost=isinstance(error, ServerFault))
-        work = flight.work
+        work = self._flights.end(start, error.wire_s, now_s, lost=isinstance(error, ServerFault)).work
         work.faults += 1
         self.last_error = f"{self.fleet.servers[start.server].spec.url}: {error}"
         if not isinstance(error, ServerFault):
@@ -159,13 +147,14 @@ class Core:
             self._waiting.sleep(work, now_s)
 
     def cancelled(self, start: Start, now_s: float) -> None:
-        """An attempt was cancelled, by us; its prompt is asked again by a later run."""
+        """An attempt was cancelled, by us; its prompt is asked again later, by this run or another."""
         self._tick(now_s)
-        flight = self._in_flight.pop(start.attempt)
-        if flight.landed_s is None:
-            self._free_slot(flight, None, now_s)
+        work = self._flights.end(start, None, now_s).work
         self.fleet.dropped(start, now_s)
-        self.returned += 1
+        if self.stopping:
+            self.returned += 1
+        else:
+            self._waiting.put_back(work)
 
     def probed(self, server: int, trouble: str | None, *, asked: bool, now_s: float) -> None:
         """A probe came back: None for well, else what the trouble is, in one line."""
@@ -174,15 +163,36 @@ class Core:
         if trouble is not None:
             self.last_error = f"{self.fleet.servers[server].spec.url}: {trouble}"
 
-    def committed(self, number: int, now_s: float) -> None:
-        """A group is durable: only now are its prompts done."""
+    def committed(self, number: int, now_s: float, space: Space | None = None) -> None:
+        """A group is durable: only now are its prompts done; ``space`` is what the disk has left."""
         self._tick(now_s)
+        self._disk.accept()
+        if space is not None:
+            self.measured(space, now_s)
         group = self._outbox.committed(number)
         self.done += len(group.finished)
         self.gave_up += len(group.given_up)
         for finished in group.finished:
             self.sums.add(finished.answer.output_tokens, finished.answer.flags)
         self.pace.committed(group, now_s)
+
+    def refused(self, number: int, trouble: str, now_s: float) -> None:
+        """The disk had no room for a group; it is committed again once there may be some."""
+        self._tick(now_s)
+        self._outbox.refused(number)
+        self._disk.refuse(trouble, now_s)
+        self.last_error = trouble
+
+    def measured(self, space: Space, now_s: float) -> None:
+        """The disk was looked at."""
+        self._tick(now_s)
+        # Twice the mean for each answer under way, and one that is as large as the largest: nearly always
+        # more than what comes, and one huge answer does not stop a run for good.
+        under_way = len(self._flights) + len(self._waiting) if self.exhausted else self._slots
+        answers = sum(server.answers for server in self.fleet.servers)
+        mean_bytes = self._answer_bytes / answers if answers else 0.0
+        needed_bytes = 2 * mean_bytes * min(under_way, self._slots) + self._answer_bytes_max
+        self._disk.measure(space, needed_bytes, now_s)
 
     def stop(self, now_s: float, *, grace_s: float) -> None:
         """Start nothing more; what is in flight may still end within ``grace_s`` seconds."""
@@ -198,51 +208,72 @@ class Core:
         """What is to be done now. Deciding and counting as started are one step."""
         self._tick(now_s)
         actions: list[Action] = []
+        looking = self._disk.look_due(now_s)
+        if self._disk.gave_up and not self.stopping:
+            self.stop(now_s, grace_s=0.0)
         if self.stopping:
-            actions.extend(self._due_cancels(now_s))
+            if self._cancel_at_s is not None and now_s >= self._cancel_at_s:
+                actions.extend(self._flights.due_cancels())
         else:
             self._waiting.wake(now_s)
             actions.extend(self.fleet.due(now_s, ask=self._nobody_left_to_ask))
-            if not self._outbox.paused:
+            if not self.paused:
                 self._due_starts(now_s, actions)
-            if self._freed:
-                self.fleet.settle_gaps(self._freed)
-                self._freed.clear()
+            self._flights.settle_gaps()
             if self._wants_to_read():
                 self._reading = True
                 actions.append(Read(count=self._ready_max - len(self._waiting.ready)))
-        group = self._outbox.due(now_s, last=self.stopping and not self._in_flight)
-        if group is not None:
-            actions.append(Commit(group=group))
+            if self._disk.refused and self._outbox.size_bytes >= 2 * self.settings.backlog_bytes_max:
+                # More of what comes would only fill the memory.
+                actions.extend(self._flights.due_cancels())
+        if looking and not self._disk.refused:
+            actions.append(Measure())
+        self._due_commits(now_s, actions, looking=looking)
         self._tell_books()
         return actions
 
     def next_timer_s(self) -> float | None:
         """When :meth:`due` is to be called again though nothing happened, or None."""
-        next_s = self._outbox.next_timer_s()
+        next_s = self._disk.next_timer_s()
+        if not self._disk.refused:
+            next_s = _earlier(next_s, self._outbox.next_timer_s())
         if not self.stopping:
             next_s = _earlier(_earlier(next_s, self._waiting.wake_s), self.fleet.next_timer_s())
-        elif len(self._cancelled) < len(self._in_flight):
+        elif self._disk.refused or not self._flights.all_cancelled:
             next_s = _earlier(next_s, self._cancel_at_s)
         return next_s
 
     @property
     def finished(self) -> bool:
         """Nothing is under way any more, and nothing is to be begun."""
-        if self._in_flight or self._outbox.size or self._reading:
+        if self._flights or self._reading:
             return False
+        if self._outbox.size:
+            # With no room on the disk, what has come stays unsaved when the time to wait is over.
+            over = self._cancel_at_s is not None and self._now_s >= self._cancel_at_s
+            return self._disk.refused and over and not self._outbox.committing
         return self.stopping or (self.exhausted and not self._waiting)
 
     @property
     def complete(self) -> bool:
         """Every prompt of the input has ended, one way or the other, and is durable."""
-        under_way = self._waiting or self._in_flight or self._outbox.size
+        under_way = self._waiting or self._flights or self._outbox.size
         return self.exhausted and not under_way and self.returned == 0
 
     @property
     def paused(self) -> bool:
-        """Whether the writer is so far behind that nothing may be sent."""
-        return self._outbox.paused
+        """Whether nothing may be sent: the writer is too far behind, or the disk is short of room."""
+        return self._outbox.paused or self._disk.trouble is not None
+
+    @property
+    def disk_trouble(self) -> str | None:
+        """Why the disk holds the run up, in one line, or None."""
+        return self._disk.trouble
+
+    @property
+    def disk_gave_up(self) -> bool:
+        """Whether the run ends because the disk had no room for too long."""
+        return self._disk.gave_up
 
     @property
     def in_flight(self) -> int:
@@ -261,7 +292,7 @@ class Core:
 
     def flights(self) -> Iterator[Start]:
         """The attempts in flight, oldest first."""
-        return (flight.start for flight in self._in_flight.values() if flight.landed_s is None)
+        return iter(self._flights)
 
     def unsaved_groups(self) -> Iterator[Group]:
         """At the end of a run: what has ended and is not durable, group by group.
@@ -272,14 +303,13 @@ class Core:
 
     def check(self) -> None:
         """Nothing is lost, nothing is counted twice, every slot-second has an owner, every bound holds."""
-        waiting = len(self._waiting) + len(self._in_flight)
+        waiting = len(self._waiting) + len(self._flights)
         ended = self.done + self.gave_up + self.returned + self.unsaved
         assert waiting + ended == self.offered_total, (waiting, ended, self.offered_total)
-        unlanded = sum(flight.landed_s is None for flight in self._in_flight.values())
+        unlanded = sum(1 for _ in self._flights)
         assert unlanded == self.in_flight, (unlanded, self.in_flight)
-        slots = sum(server.spec.limit for server in self.fleet.servers)
-        assert len(self._waiting) + self.in_flight <= 2 * self._ready_max + slots
-        assert self.unsaved <= self.settings.backlog_records_max + slots + self._ready_max
+        assert len(self._waiting) + self.in_flight <= 2 * self._ready_max + self._slots
+        assert self.unsaved <= self.settings.backlog_records_max + self._slots + self._ready_max
         self._waiting.check()
         self.fleet.check()
         self.books.check()
@@ -301,33 +331,7 @@ class Core:
         else:
             run.ready = len(self._waiting.ready)
             run.sleeping = self._waiting.sleeping
-            run.paused, run.exhausted = self._outbox.paused, self.exhausted
-
-    def _free_slot(self, flight: _Flight, wire_s: float | None, last_s: float, *, lost: bool = False) -> None:
-        """Give the slot back as of ``last_s`` and say whose its time was.
-
-        Where ``wire_s`` is not known, all of it was the server's: as ``wire``, or as ``down`` where it was
-        lost before it got there.
-        """
-        start, now_s = flight.start, self._now_s
-        started_s = start.started_s
-        assert started_s <= last_s <= now_s, (started_s, last_s, now_s)
-        lost = lost and wire_s is None
-        if wire_s is None:
-            wire_s = last_s if lost else started_s
-        else:
-            assert started_s <= wire_s <= last_s, (started_s, wire_s, last_s)
-            if flight.freed_s is not None:
-                self.fleet.gaps_s.add(wire_s - flight.freed_s)
-        self.books.release(
-            start.server,
-            held_s=now_s - started_s,
-            wire_s=last_s - wire_s,
-            late_s=now_s - last_s,
-            lost=lost,
-        )
-        self.fleet.gave(self.fleet.servers[start.server], last_s, now_s)
-        self._freed.add(start.server)
+            run.paused, run.exhausted = self.paused, self.exhausted
 
     def _charge(self, work: Work) -> None:
         """Charge the faults whose server has answered somebody since."""
@@ -336,7 +340,7 @@ class Core:
 
     def _wants_to_read(self) -> bool:
         """Whether more prompts are to be read; what is in memory is bounded by this alone."""
-        if self.exhausted or self._reading or self._outbox.paused:
+        if self.exhausted or self._reading or self.paused:
             return False
         waiting = self._waiting
         return len(waiting.ready) * 2 < self._ready_max and waiting.sleeping < self._ready_max
@@ -361,16 +365,16 @@ class Core:
                 tries=work.tries,
                 started_s=now_s,
             )
-            freed_s = fleet.took(server, start.attempt, now_s)
-            self._in_flight[start.attempt] = _Flight(start, work, freed_s)
+            self._flights.take_off(start, work, now_s)
             actions.append(start)
 
-    def _due_cancels(self, now_s: float) -> list[Action]:
-        if self._cancel_at_s is None or now_s < self._cancel_at_s:
-            return []
-        due = [number for number in self._in_flight if number not in self._cancelled]
-        self._cancelled.update(due)
-        return [Cancel(attempt=number) for number in due]
+    def _due_commits(self, now_s: float, actions: list[Action], *, looking: bool) -> None:
+        last = self.stopping and not self._flights
+        while not self._disk.refused or looking:
+            group = self._outbox.due(now_s, last=last)
+            if group is None:
+                return
+            actions.append(Commit(group=group))
 
     def _give_up(self, work: Work, error: AttemptError, *, for_good: bool) -> None:
         gave_up = GivenUp(

@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from genpipe.core.values import Answer, Chunk, Group, Reply, Start
+from genpipe.core.values import Answer, Chunk, Group, Reply, Space, Start
 
 
 class Clock(Protocol):
@@ -64,12 +64,22 @@ class Transport(Protocol):
 class Store(Protocol):
     """Where records become durable."""
 
-    async def commit(self, group: Group) -> None:
-        """Make ``group`` durable and mark its indices done, in that order.
+    async def commit(self, group: Group) -> Space:
+        """Make ``group`` durable and mark its indices done, in that order; the room that is left.
 
-        Called by one task at a time. Blocking work is done in a thread.
+        Several commits may be under way; they are carried out in the order in which they were begun.
+        Blocking work is done in a thread.
 
         Raises:
+            DiskFull: there was no room for all of it. The same group may be committed again.
             StoreError: nothing may be assumed durable of this group; the run ends.
+        """
+        ...
+
+    async def space(self) -> Space:
+        """The room on the disk.
+
+        Raises:
+            StoreError: it cannot be told; the run ends.
         """
         ...

@@ -92,7 +92,7 @@ class Progress:
             },
             "servers": [_server(core, server, now_s) for server in core.fleet.servers],
             "s3": None,
-            "last_error": core.last_error,
+            "last_error": core.disk_trouble or core.last_error,
         }
 
     def _eta(self, core: Core, remaining: int, now_s: float) -> Eta | None:
@@ -107,6 +107,8 @@ class Progress:
 def _state(core: Core) -> str:
     if core.stopping:
         return "draining"
+    if core.disk_trouble is not None:
+        return "waiting"
     return "running" if core.fleet.usable() or core.finished else "waiting"
 
 

@@ -35,6 +35,9 @@ class FlowSettings:
         group_interval_s: least time between the starts of two commits (seconds).
         backlog_records_max: ended prompts that may wait for the writer before nothing more is sent or read.
         backlog_bytes_max: likewise in answer bytes.
+        disk_look_s: how often to look whether a full disk has room again (seconds).
+        disk_wait_s: how long to wait for that before the run ends (seconds).
+        disk_reserve_bytes: room that is kept free on the disk; a twentieth of a small one.
         ready_spare: prompts kept ready beyond one for each slot.
         refused_after: prompts after which a fleet that refuses most of them stops the run.
         refused_share_max: share of those that may end as prompt faults.
@@ -50,6 +53,9 @@ class FlowSettings:
     group_interval_s: float = 0.025
     backlog_records_max: int = 4096
     backlog_bytes_max: int = 64 << 20
+    disk_look_s: float = 1.0
+    disk_wait_s: float = 600.0
+    disk_reserve_bytes: int = 64 << 20
     ready_spare: int = 256
     refused_after: int = 200
     refused_share_max: float = 0.5

@@ -218,7 +218,12 @@ class Commit:
     group: Group
 
 
-Action = Start | Cancel | Probe | Read | Commit
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measure:
+    """Look how much room the disk has."""
+
+
+Action = Start | Cancel | Probe | Read | Commit | Measure
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

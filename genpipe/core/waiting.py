@@ -89,6 +89,11 @@ class Waiting:
             self.suspects -= 1
         return work
 
+    def put_back(self, work: Work) -> None:
+        """A prompt whose attempt was called off for no fault: it is the next to be sent."""
+        self.ready.appendleft(work)
+        self.suspects += bool(work.pending)
+
     def sleep(self, work: Work, now_s: float) -> None:
         """Keep a prompt back for a while after a fault: longer with each, and never twice the same."""
         longest_s = min(self._backoff_max_s, self._backoff_s * 2 ** min(work.faults - 1, 30))

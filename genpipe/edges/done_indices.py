@@ -6,6 +6,7 @@ the shards at every start.
 """
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 from genpipe.core.bitmap import Bitmap
 
@@ -18,8 +19,36 @@ def encode(indices: Iterable[int]) -> bytes:
     return b"".join([b"%d\n" % index for index in indices])
 
 
-def difference(data: bytes, done: Bitmap) -> str | None:
-    """How the file differs from what is done, in a few words; None where it holds just that, each once.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """How the file differs from what is done.
+
+    Attributes:
+        foreign: lines whose index has no record.
+        missing: records that have no line.
+        repeated: lines whose index has a line before.
+        garbage: lines that are no number.
+        is_torn: the last of them has no newline.
+    """
+
+    foreign: int
+    missing: int
+    repeated: int
+    garbage: int
+    is_torn: bool
+
+    def __str__(self) -> str:
+        kinds = {
+            "lines without a record": self.foreign,
+            "records without a line": self.missing,
+            "repeated lines": self.repeated,
+            "lines that are no number": self.garbage,
+        }
+        return ", ".join(f"{count} {kind}" for kind, count in kinds.items() if count)
+
+
+def difference(data: bytes, done: Bitmap) -> Difference | None:
+    """How the file differs from what is done; None where it holds just that, each once.
 
     Memory stays flat: a bit per index beside the data.
     """
@@ -32,7 +61,7 @@ def difference(data: bytes, done: Bitmap) -> str | None:
     return None if seen == done else _differences(data, done)
 
 
-def _differences(data: bytes, done: Bitmap) -> str | None:
+def _differences(data: bytes, done: Bitmap) -> Difference:
     """The same, slower, with every line looked at."""
     seen = Bitmap()
     foreign = repeated = garbage = 0
@@ -44,14 +73,13 @@ def _differences(data: bytes, done: Bitmap) -> str | None:
                 foreign += 1
             elif not seen.add(index):
                 repeated += 1
-    missing = len(done) - len(seen)
-    kinds = {
-        "lines without a record": foreign,
-        "records without a line": missing,
-        "repeated lines": repeated,
-        "lines that are no number": garbage,
-    }
-    return ", ".join(f"{count} {kind}" for kind, count in kinds.items() if count) or None
+    return Difference(
+        foreign=foreign,
+        missing=len(done) - len(seen),
+        repeated=repeated,
+        garbage=garbage,
+        is_torn=data != b"" and not data.endswith(b"\n"),
+    )
 
 
 def _chunks(data: bytes) -> Iterator[bytes]:

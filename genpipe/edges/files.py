@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Protocol
 
-from genpipe.core.errors import DiskFull, StoreError
+from genpipe.core.errors import DiskFull, Fenced, StoreError
 from genpipe.core.values import Space
 
 TEMPORARY = ".tmp"
@@ -213,7 +213,7 @@ def blaming(path: Path, doing: str) -> Iterator[None]:
         reason = error.strerror or str(error)
         if error.errno in _NO_SPACE:
             raise DiskFull(
-                f"cannot {doing} {path}: {reason}; free some space there and start the same command again"
+                f"cannot {doing} {path}: {reason}; free some space there, or raise the quota"
             ) from error
         raise StoreError(
             f"cannot {doing} {path}: {reason}; see to the disk (or its permissions) and start the same "
@@ -312,32 +312,49 @@ class Appender:
                 raise
 
     def append(self, data: bytes) -> None:
-        """Write ``data`` at the end; it is durable only after :meth:`sync`.
+        """Write ``data`` at the end, or nothing of it; it is durable only after :meth:`sync`.
 
         Raises:
-            StoreError: it was not written, or somebody else writes to the file.
+            DiskFull: there is no room for it; the file is as it was.
+            Fenced: somebody else writes to the file.
+            StoreError: it was not written.
         """
         assert self._handle is not None
         with blaming(self.path, "append to"):
-            write_all(self._files, self._handle, data)
+            try:
+                write_all(self._files, self._handle, data)
+            except OSError:
+                self._cut_back()
+                raise
             length = self._files.length(self._handle)
         self.size_bytes += len(data)
         if length != self.size_bytes:
-            raise StoreError(
+            raise Fenced(
                 f"{self.path} holds {length} bytes where {self.size_bytes} were written: another program "
-                "writes to it, or the disk lies; stop the other one and start the same command again"
+                "writes to it. See that only one driver runs, and start the same command again"
             )
 
     def sync(self) -> None:
-        """Make everything appended so far durable.
+        """Make everything durable that had been appended when this was called.
 
         Raises:
             StoreError: what was appended since the last sync may be lost; this is not to be tried again.
         """
         assert self._handle is not None
+        size_bytes = self.size_bytes
         with blaming(self.path, "sync"):
             self._files.sync(self._handle)
-        self.durable_bytes = self.size_bytes
+        self.durable_bytes = size_bytes
+
+    def forget(self) -> None:
+        """Cut off what is not known to be durable. Nothing is synced, so that the cut may be undone.
+
+        Raises:
+            StoreError: it was not cut.
+        """
+        self.size_bytes = self.durable_bytes
+        with blaming(self.path, "cut"):
+            self._cut_back()
 
     def cut(self, size_bytes: int) -> None:
         """Shorten the file to ``size_bytes``, durably.
@@ -351,6 +368,16 @@ class Appender:
             self._files.truncate(self._handle, size_bytes)
             self._files.sync(self._handle)
         self.size_bytes = self.durable_bytes = size_bytes
+
+    def _cut_back(self) -> None:
+        """Let the file end where the last whole append did."""
+        assert self._handle is not None
+        try:
+            if self._files.length(self._handle) > self.size_bytes:
+                self._files.truncate(self._handle, self.size_bytes)
+        except OSError as error:
+            # Where there is no room and no cut either, the file is beyond us: waiting would be no help.
+            raise OSError(errno.EIO, f"{error.strerror}, after it could not be written") from error
 
     def close(self) -> None:
         """Give the handle back; nothing is synced. May be called twice."""

@@ -8,6 +8,7 @@ A line is one JSON object that ends in a checksum of its own bytes::
 ends in a newline, has the field, and the checksum is right, so half a line is never taken for a whole one.
 """
 
+import re
 from zlib import crc32
 
 _FIELD = b',"_c":"'
@@ -15,8 +16,10 @@ _END = b'"}\n'
 TRAILER_BYTES = len(_FIELD) + 8 + len(_END)
 """Bytes that :func:`encode` adds."""
 
-_FIRST_KEY = b'{"index":'
-_MOST_DIGITS = 19
+_FIRST_KEY = re.compile(rb'\{"index":([0-9]{1,19})[,}]')
+_TRAILER = re.compile(rb',"_c":"[0-9a-f]{8}"\}\n')
+ENDS_BYTES = 32
+"""So many bytes from either end of a file of records are enough for :func:`looks_whole`."""
 
 
 def encode(members: bytes) -> bytes:
@@ -25,7 +28,11 @@ def encode(members: bytes) -> bytes:
     Args:
         members: a JSON object's text without its closing brace, on one line, with at least one member.
     """
-    return b'%b,"_c":"%08x"}\n' % (members, crc32(members))
+    return members + _trailer(members)
+
+
+def _trailer(members: bytes | memoryview) -> bytes:
+    return b',"_c":"%08x"}\n' % crc32(members)
 
 
 def decode(line: bytes) -> bytes | None:
@@ -34,13 +41,13 @@ def decode(line: bytes) -> bytes | None:
     Args:
         line: a line with its newline.
     """
+    return body_of(line) if counts(memoryview(line)) else None
+
+
+def counts(line: memoryview) -> bool:
+    """Whether these bytes are a line that counts; they are looked at where they are, and not copied."""
     split = len(line) - TRAILER_BYTES
-    if split <= 0 or not line.endswith(_END) or not line.startswith(_FIELD, split):
-        return None
-    members = line[:split]
-    if line[split + len(_FIELD) : -len(_END)] != b"%08x" % crc32(members):
-        return None
-    return members + b"}"
+    return split > 0 and line[split:] == _trailer(line[:split])
 
 
 def body_of(line: bytes) -> bytes:
@@ -48,14 +55,16 @@ def body_of(line: bytes) -> bytes:
     return line[:-TRAILER_BYTES] + b"}"
 
 
-def index_of(line: bytes) -> int | None:
-    """The record's index, read off the first key without a JSON parse; None where there is none."""
-    if not line.startswith(_FIRST_KEY):
-        return None
-    start = len(_FIRST_KEY)
-    stop = start
-    while line[stop : stop + 1].isdigit():
-        stop += 1
-    if not 0 < stop - start <= _MOST_DIGITS or line[stop : stop + 1] not in {b",", b"}"}:
-        return None
-    return int(line[start:stop])
+def index_of(data: bytes, start: int = 0) -> int | None:
+    """The index of the record that begins at ``start``, without a JSON parse; None where none does."""
+    found = _FIRST_KEY.match(data, start)
+    return int(found[1]) if found else None
+
+
+def looks_whole(first: bytes, last: bytes) -> bool:
+    """Whether a file of records may be whole, by its first and last bytes (:data:`ENDS_BYTES` of each).
+
+    It begins as a record does and ends as a line does. A file that lost its bytes and kept its length, as a
+    power loss leaves it on some file systems, does not.
+    """
+    return index_of(first) is not None and _TRAILER.fullmatch(last[-TRAILER_BYTES:]) is not None

@@ -1,6 +1,7 @@
 """What a start makes of what the last process left behind. The rules stand in ``FORMAT.md``."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,14 +10,18 @@ from genpipe.core.errors import StoreError
 from genpipe.core.values import Sums
 from genpipe.edges import done_indices, lines
 from genpipe.edges.files import TEMPORARY, Appender, Files, blaming, make_folder, replace_atomically
+from genpipe.edges.mending import Mender
 from genpipe.edges.record import facts_of
+from genpipe.edges.run_folder import SEGMENTS
 from genpipe.edges.shards import (
     DONE_INDICES,
     FAILED,
     MANIFEST,
+    PENDING_MAX,
     QUARANTINE,
     SHARDS,
     Entry,
+    Manifest,
     ShardFile,
     Tally,
     failure_of,
@@ -72,7 +77,20 @@ class Recovery:
         epoch: int,
         warn: Callable[[str], None],
         guard: Callable[[], None],
+        deep: bool = False,
     ) -> None:
+        """Prepare a recovery; nothing is read yet.
+
+        Args:
+            folder: the run folder.
+            files: the disk.
+            shard_records: lines of a full shard.
+            epoch: the number of this claim of the folder.
+            warn: told, in one line each, what was odd and what was done about it.
+            guard: raises ``Fenced`` where the folder is no longer ours.
+            deep: believe nothing: read every sealed shard whole and hold it against the manifest, let each
+                index stand once on disk, and let the manifest list what is there and nothing else.
+        """
         self._folder = folder
         self._shards = folder / SHARDS
         self._files = files
@@ -80,8 +98,11 @@ class Recovery:
         self._epoch = epoch
         self._warn = warn
         self._guard = guard
+        self._deep = deep
+        self._mender = Mender(folder, files, warn)
         self._done = Bitmap()
         self._sums = Sums()
+        self._to_protect: list[Path] = []
 
     def run(self) -> Recovered:
         """Recover.
@@ -93,20 +114,14 @@ class Recovery:
         found = self._find()
         listed = self._read_manifest(found)
         newest = max([*listed, *(shard.seq for shard in found)], default=-1)
-        for seq in sorted(listed.keys() - {shard.seq for shard in found}):
-            self._warn(
-                f"{self._shards / shard_name(seq, is_open=False)} is gone, with {listed[seq].count} records "
-                "that the manifest lists: those prompts run again unless it is put back first"
-            )
-        sealed: list[Entry] = []
         unlisted: list[Entry] = []
         growing: Tally | None = None
         for shard in found:
-            entry = listed.get(shard.seq)
-            if not shard.is_open and entry is not None and entry.size_bytes == shard.size_bytes:
-                sealed.append(entry)
+            known = None if shard.is_open else listed.get(shard.seq)
+            if known is not None and self._is_trusted(shard, known):
+                self._count(known, is_open=False)
                 continue
-            tally = self._read_shard(shard, entry)
+            tally = self._read_shard(shard)
             if shard.is_open:
                 if shard.seq == newest and tally.lines < self._shard_records:
                     growing = tally
@@ -114,13 +129,13 @@ class Recovery:
                 if not self._seal(shard, tally):
                     continue
             entry = tally.entry(shard.seq, self._epoch)
-            sealed.append(entry)
-            unlisted.append(entry)
+            if known is None or not entry.says_the_same(known):
+                self._warn_of_change(entry, known)
+                unlisted.append(entry)
+            self._count(entry, is_open=False)
         seq = newest if growing is not None else newest + 1
         journal = self._open_journal(seq, new=growing is None)
         try:
-            for entry in sealed:
-                self._count(entry, is_open=False)
             tally = growing or Tally()
             self._count(tally.entry(seq, self._epoch), is_open=True)
             return self._open_others(journal, seq, tally, unlisted)
@@ -175,83 +190,71 @@ class Recovery:
         path = self._folder / MANIFEST
         with blaming(path, "read"):
             there = self._files.exists(path)
-            data = self._files.read(path) if there else b""
-        good = []
-        listed = {}
-        for line in data.split(b"\n"):
-            entry = Entry.decode(line + b"\n")
-            if entry is not None:
-                good.append(line + b"\n")
-                listed[entry.seq] = entry
-        whole = b"".join(good)
-        if whole != data:
+            manifest = Manifest.decode(self._files.read(path) if there else b"")
+        listed, good = manifest.listed, manifest.good
+        if manifest.bad_count:
             self._warn(f"{path} is damaged: what it lacks is made again from the shards")
-            with blaming(path, "rewrite"):
-                replace_atomically(self._files, path, whole)
-        strangers = [shard for shard in found if not shard.is_open and shard.seq not in listed]
-        # A crash while a shard is sealed leaves one; more, or no manifest at all, is somebody's doing.
-        if len(strangers) > 1 or (strangers and not there):
+        seqs = {shard.seq for shard in found}
+        for seq in sorted(listed.keys() - seqs):
             self._warn(
-                f"{path} does not list {len(strangers)} sealed shards: they are read, and listed again"
+                f"{self._shards / shard_name(seq, is_open=False)} is gone, with {listed[seq].count} records "
+                "that the manifest lists: those prompts run again unless it is put back first"
             )
+        sealed = {shard.seq for shard in found if not shard.is_open}
+        if self._deep and not listed.keys() <= sealed:
+            self._mender.keep_aside(path, 0, b"".join(good))
+            good = [line for line in good if (entry := Entry.decode(line)) and entry.seq in sealed]
+            self._warn(
+                f"{path} lists what is gone no longer; as it was, it was moved to {self._folder / QUARANTINE}"
+            )
+        if manifest.bad_count or len(good) < len(manifest.good):
+            with blaming(path, "rewrite"):
+                replace_atomically(self._files, path, b"".join(good))
+        strangers = len(sealed - listed.keys())
+        # More, or no manifest at all, is somebody's doing.
+        if strangers > PENDING_MAX or (strangers and not there):
+            self._warn(f"{path} does not list {strangers} sealed shards: they are read, and listed again")
         return listed
 
     # Shards.
 
-    def _read_shard(self, shard: ShardFile, entry: Entry | None) -> Tally:
-        """Read and mend a shard of which the manifest says nothing, or something else."""
+    def _is_trusted(self, shard: ShardFile, entry: Entry) -> bool:
+        """Whether a sealed shard is what the manifest says, as far as that can be told without reading it."""
         path = self._shards / shard.name
-        if entry is not None:
+        if shard.size_bytes != entry.size_bytes:
+            if shard.size_bytes > entry.size_bytes and self._mender.cut_back(path, entry):
+                self._to_protect.append(path)
+                return not self._deep
             self._warn(
                 f"{path} has {shard.size_bytes} bytes where the manifest says {entry.size_bytes}: read again"
             )
-        tally = Tally.of(self._mend(path))
-        doubled = tally.lines - len(tally)
-        if doubled:
-            self._warn(f"{path} holds {doubled} more lines than prompts: of each, the first line counts")
-        return tally
-
-    def _mend(self, path: Path) -> list[bytes]:
-        """The good lines of a file of records, which are durable, and all that it holds, on return."""
+            return False
+        if self._deep or shard.size_bytes == 0:
+            return not self._deep
         with blaming(path, "read"):
-            data = self._files.read(path)
-        found = scan(data)
-        for offset, bad in found.bad:
-            self._quarantine(path, offset, bad)
-        if found.bad and not found.is_torn:
-            self._warn(
-                f"{path} IS DAMAGED: {len(found.bad)} bad places before good lines (first at byte "
-                f"{found.bad[0][0]}) were moved to {self._folder / QUARANTINE}; the {len(found.good)} good "
-                "lines are kept, what was lost runs again. Have the disk checked"
-            )
-            with blaming(path, "rewrite"):
-                replace_atomically(self._files, path, b"".join(found.good))
-            return found.good
-        appender = Appender(self._files, path, new=False)
-        try:
-            if found.is_torn:
-                self._warn(
-                    f"{path} ended in {len(found.bad[0][1])} bytes of an unfinished write: they were moved "
-                    f"to {self._folder / QUARANTINE}"
-                )
-                appender.cut(found.good_bytes)
-        finally:
-            appender.close()
-        return found.good
+            ends = self._files.read_ends(path, lines.ENDS_BYTES)
+        if lines.looks_whole(*ends):
+            return True
+        self._warn(f"{path} does not begin and end as a shard does: read again")
+        return False
 
-    def _quarantine(self, path: Path, offset: int, bad: bytes) -> None:
-        """Keep bytes that are about to be cut; what lies in quarantine is never replaced or removed."""
-        folder = self._folder / QUARANTINE
-        with blaming(folder, "write to"):
-            make_folder(self._files, folder)
-            name = f"{path.name}@{offset}"
-            taken = 0
-            while self._files.exists(folder / name):
-                if self._files.read(folder / name) == bad:
-                    return
-                taken += 1
-                name = f"{path.name}@{offset}.{taken}"
-            replace_atomically(self._files, folder / name, bad)
+    def _read_shard(self, shard: ShardFile) -> Tally:
+        """Read and mend a shard of which the manifest says nothing, or which is not to be trusted."""
+        path = self._shards / shard.name
+        good = self._mender.mend(path, is_sealed=not shard.is_open)
+        # Where a refused sync made records go into the next shard, and the power went before the old one was
+        # listed, both may have them.
+        good = self._mender.drop_doubled(path, good, self._done)
+        if not shard.is_open:
+            self._to_protect.append(path)
+        return Tally.of(good)
+
+    def _warn_of_change(self, entry: Entry, known: Entry | None) -> None:
+        path = self._shards / shard_name(entry.seq, is_open=False)
+        if known is not None:
+            self._warn(f"{path} is listed again, with {entry.count} records where there were {known.count}")
+        elif self._deep:
+            self._warn(f"{path} is listed now, with {entry.count} records")
 
     def _seal(self, shard: ShardFile, tally: Tally) -> bool:
         """Seal an open shard that shall not grow; False where it was empty and is removed instead."""
@@ -261,7 +264,9 @@ class Recovery:
             if tally.lines == 0:
                 self._files.unlink(path)
                 return False
-            self._files.rename(path, self._shards / shard_name(shard.seq, is_open=False))
+            sealed = self._shards / shard_name(shard.seq, is_open=False)
+            self._files.rename(path, sealed)
+        self._to_protect.append(sealed)
         return True
 
     def _count(self, entry: Entry, *, is_open: bool) -> None:
@@ -279,10 +284,9 @@ class Recovery:
             "earlier ones count"
         )
         with blaming(path, "read"):
-            good = scan(self._files.read(path)).good
+            found = scan(self._files.read(path))
         wanted = set(fresh)
-        for line in good:
-            index = lines.index_of(line)
+        for index, line in zip(found.indices, found.good, strict=True):
             if index in wanted:
                 wanted.discard(index)
                 self._sums.add(*facts_of(lines.body_of(line)))
@@ -296,6 +300,12 @@ class Recovery:
                 # Also covers what was renamed, removed or cut before; nothing may be acknowledged, nor
                 # listed in the manifest, while a name could still be lost.
                 self._files.sync_folder(self._shards)
+            # Not before: were the right to write lost and the old name of an open shard back after a power
+            # loss, nobody could append to it.
+            for path in self._to_protect:
+                # Against accidents only, and not every file system has such rights.
+                with suppress(OSError):
+                    self._files.make_read_only(path)
         except BaseException:
             journal.close()
             raise
@@ -304,6 +314,8 @@ class Recovery:
     def _open_others(self, journal: Appender, seq: int, tally: Tally, unlisted: list[Entry]) -> Recovered:
         self._check_done_indices()
         failed, for_good = self._read_failures()
+        if self._deep and self._files.exists(self._folder / SEGMENTS):
+            self._mender.mend(self._folder / SEGMENTS, indexed=False)
         opened: list[Appender] = []
         try:
             for name in (MANIFEST, FAILED, DONE_INDICES):
@@ -350,7 +362,7 @@ class Recovery:
         failed, for_good = Bitmap(), Bitmap()
         with blaming(path, "read"):
             there = self._files.exists(path)
-        for line in self._mend(path) if there else ():
+        for line in self._mender.mend(path) if there else ():
             failure = failure_of(line)
             if failure is None or failure[0] in self._done:
                 continue

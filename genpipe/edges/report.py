@@ -3,7 +3,6 @@
 import contextlib
 import os
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,6 @@ from genpipe.edges.console import Display
 from genpipe.edges.record import Wall
 
 PROGRESS = "progress.json"
-SYNC_EVERY_S = 5.0
-"""The file is replaced with each snapshot, and made durable this often (seconds)."""
 
 
 class Report:
@@ -56,7 +53,6 @@ class Report:
         self._latest: dict[str, Any] | None = None
         self._news = threading.Condition()
         self._closing = False
-        self._synced_s = -SYNC_EVERY_S
         self._told = False
         self._thread = threading.Thread(target=self._work, name="genpipe-report")
         self._thread.start()
@@ -64,6 +60,11 @@ class Report:
     def publish(self, core: Core, now_s: float) -> None:
         """Take a snapshot, which the thread then writes and shows; only the newest is kept for it."""
         self._put(self._snapshot(core, now_s, state=None))
+
+    def note(self, text: str) -> None:
+        """Show a line at once."""
+        with contextlib.suppress(OSError):
+            self._display.note(text)
 
     def close(self, core: Core, now_s: float, *, state: str, last_error: str | None = None) -> dict[str, Any]:
         """Write the last snapshot, durably, and end the thread.
@@ -91,7 +92,7 @@ class Report:
             self._thread.join()
         if self._latest is not None:
             # A bug in the display has ended the thread; how the run ended is to be found all the same.
-            self._write(self._latest, durable=True)
+            self._write(self._latest)
         self._display.close()
         return last
 
@@ -121,29 +122,25 @@ class Report:
                 closing = self._closing
             if snapshot is None:
                 return
-            self._write(snapshot, durable=closing or time.monotonic() >= self._synced_s + SYNC_EVERY_S)
+            self._write(snapshot)
             with contextlib.suppress(OSError):
                 # Nobody may be left to look; the file is for everybody else.
                 self._display.show(snapshot)
 
-    def _write(self, snapshot: dict[str, Any], *, durable: bool) -> None:
+    def _write(self, snapshot: dict[str, Any]) -> None:
         """Replace the file, so that a reader at any instant sees one whole document."""
         temporary = self._path.with_name(self._path.name + ".tmp")
         try:
             with open(temporary, "wb") as out:
                 out.write(_json(snapshot))
-                if durable:
-                    out.flush()
-                    os.fsync(out.fileno())
-                    self._synced_s = time.monotonic()
+                out.flush()
+                # A power loss after a rename of bytes that were not synced leaves an empty file on XFS.
+                os.fsync(out.fileno())
             temporary.replace(self._path)
         except OSError as error:
             if not self._told:
                 self._told = True
-                with contextlib.suppress(OSError):
-                    self._display.note(
-                        f"warning: cannot write {self._path}: {error.strerror or error}; the run goes on"
-                    )
+                self.note(f"warning: cannot write {self._path}: {error.strerror or error}; the run goes on")
 
 
 def _json(snapshot: dict[str, Any]) -> bytes:

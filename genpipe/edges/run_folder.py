@@ -1,6 +1,7 @@
 """The claim on a run folder: whose it is, what run it belongs to, and the segments of that run."""
 
 import json
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
@@ -11,6 +12,7 @@ from uuid import uuid4
 from genpipe.core.errors import ConfigError, ResumeMismatch
 from genpipe.edges import lines
 from genpipe.edges.files import TEMPORARY, Appender, Files, blaming, make_folder, replace_atomically
+from genpipe.edges.heartbeat import HEARTBEAT, Pause
 from genpipe.edges.lock import LOCK, FolderLock
 from genpipe.edges.shards import scan
 
@@ -97,6 +99,7 @@ class RunFolder:
         allow_changed: bool,
         now_text: str,
         warn: Callable[[str], None],
+        pause: Pause = time.sleep,
     ) -> "RunFolder":
         """Claim a folder for a run: a new run in a new or empty folder, else the one that it holds.
 
@@ -106,7 +109,9 @@ class RunFolder:
             files: the disk.
             allow_changed: go on with settings other than those that the run began with.
             now_text: the present moment (ISO 8601, UTC).
-            warn: told, in one line each, what was odd.
+            warn: told, in one line each, what was odd, and what is waited for.
+            pause: waits for some seconds; called only where the file system has no locks. What it raises
+                ends the claim.
 
         Raises:
             ConfigError: the folder is not a run's, or its ``run.json`` is not to be understood. Nothing in it
@@ -119,7 +124,7 @@ class RunFolder:
         _refuse_foreign(path)
         with blaming(path, "create"):
             make_folder(files, path)
-        lock = FolderLock.take(path, started_at=now_text)
+        lock = FolderLock.take(path, started_at=now_text, warn=warn, pause=pause)
         try:
             # Another process may have begun here between the first look and the lock.
             _refuse_foreign(path)
@@ -135,10 +140,11 @@ class RunFolder:
             raise
 
     def check_still_mine(self) -> None:
-        """Make sure that nobody took the folder over by removing the lock file.
+        """Make sure that nobody took the folder over; cheap enough for every group.
 
         Raises:
-            Fenced: the lock file is not the one that was locked.
+            Fenced: the lock file is not the one that was locked, or the heartbeat is another driver's.
+            StoreError: the lock file cannot be looked at, or the heartbeat not be kept up.
         """
         self._lock.check_still_mine()
 
@@ -214,7 +220,8 @@ def _refuse_foreign(path: Path) -> None:
         raise ConfigError(
             f"cannot look into {path}: {error.strerror}; see to its permissions, or give another folder"
         ) from None
-    foreign = sorted(names - {LOCK, RUN + TEMPORARY})
+    ours = {LOCK, RUN + TEMPORARY}
+    foreign = sorted(name for name in names - ours if not name.startswith(HEARTBEAT))
     if foreign and RUN not in names:
         raise ConfigError(
             f"{path} holds {_shortened(', '.join(foreign[:5]))} but no {RUN}: it is no run folder (or {RUN} "

@@ -1,9 +1,9 @@
 """What the files of a run are called, how they are scanned, and what the manifest says of a shard."""
 
+import hashlib
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from hashlib import sha256
 from typing import Any
 
 import orjson
@@ -17,6 +17,9 @@ QUARANTINE = "quarantine"
 FAILED = "failed.jsonl"
 MANIFEST = "manifest.jsonl"
 DONE_INDICES = ".done_indices"
+
+PENDING_MAX = 2
+"""A shard is listed while the next one is written, so that a crash leaves at most so many that are not."""
 
 _NAME = re.compile(r"part-([0-9]{6,18})\.jsonl(\.open)?")
 
@@ -58,19 +61,31 @@ def shard_files(sizes: dict[str, int]) -> list[ShardFile]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scan:
-    """The lines of one file, told apart.
+    """The lines of one file, told apart; the good ones are copied only where they are asked for.
 
     Attributes:
-        good: whole lines whose checksum is right, in order.
+        data: the whole file.
+        spans: where the good lines stand, whole and with the right checksum, in order: start and stop.
+        indices: the index of each of them; empty where no index was asked for.
         bad: where other bytes stand: offset, and the bytes; neighbours are joined.
         good_bytes: length of the good lines together.
-        size_bytes: length of the file.
     """
 
-    good: list[bytes]
+    data: bytes
+    spans: list[tuple[int, int]]
+    indices: list[int]
     bad: list[tuple[int, bytes]]
     good_bytes: int
-    size_bytes: int
+
+    @property
+    def good(self) -> list[bytes]:
+        """The good lines, in order."""
+        return [self.data[start:stop] for start, stop in self.spans]
+
+    @property
+    def size_bytes(self) -> int:
+        """Length of the file."""
+        return len(self.data)
 
     @property
     def is_torn(self) -> bool:
@@ -85,25 +100,29 @@ def scan(data: bytes, *, indexed: bool = True) -> Scan:
         data: the whole file.
         indexed: a line must begin with an index to be good.
     """
-    good: list[bytes] = []
+    spans: list[tuple[int, int]] = []
+    indices: list[int] = []
     bad: list[tuple[int, bytes]] = []
+    view = memoryview(data)
     good_bytes = start = 0
     bad_since: int | None = None
     while start < len(data):
         stop = data.find(b"\n", start) + 1 or len(data)
-        line = data[start:stop]
-        if lines.decode(line) is not None and not (indexed and lines.index_of(line) is None):
+        index = lines.index_of(data, start) if indexed else 0
+        if index is not None and lines.counts(view[start:stop]):
             if bad_since is not None:
                 bad.append((bad_since, data[bad_since:start]))
                 bad_since = None
-            good.append(line)
-            good_bytes += len(line)
+            spans.append((start, stop))
+            if indexed:
+                indices.append(index)
+            good_bytes += stop - start
         elif bad_since is None:
             bad_since = start
         start = stop
     if bad_since is not None:
         bad.append((bad_since, data[bad_since:]))
-    return Scan(good=good, bad=bad, good_bytes=good_bytes, size_bytes=len(data))
+    return Scan(data=data, spans=spans, indices=indices, bad=bad, good_bytes=good_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,6 +155,13 @@ class Entry:
         for first, last in self.ranges:
             yield from range(first, last + 1)
 
+    def says_the_same(self, other: "Entry") -> bool:
+        """Whether both say the same of the shard's bytes, whoever sealed it and when."""
+        return (self.seq, self.size_bytes, self.digest, self.ranges, self.sums.as_json()) == (
+            *(other.seq, other.size_bytes, other.digest, other.ranges),
+            other.sums.as_json(),
+        )
+
     def encode(self) -> bytes:
         """As a line of the manifest."""
         fields = {
@@ -166,7 +192,9 @@ class Entry:
                 sums=Sums.from_json(fields["sums"]),
                 epoch=int(fields["epoch"]),
             )
-            agrees = entry.count == entry.sums.records == fields["count"]
+            sums = entry.sums
+            agrees = entry.count == sums.records == fields["count"]
+            agrees = agrees and sums.lengths.count + sums.usage_unknown == sums.records
             previous = -1
             for first, last in entry.ranges:
                 agrees = agrees and previous < first <= last
@@ -174,6 +202,36 @@ class Entry:
         except (KeyError, TypeError, ValueError, AttributeError):
             return None
         return entry if agrees and entry.seq >= 0 else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """What ``manifest.jsonl`` says.
+
+    Attributes:
+        listed: its entries, by shard; the last line about a shard counts.
+        good: the lines that count and agree with themselves, in order.
+        bad_count: how many do not.
+    """
+
+    listed: dict[int, Entry]
+    good: list[bytes]
+    bad_count: int
+
+    @classmethod
+    def decode(cls, data: bytes) -> "Manifest":
+        """From the file's bytes."""
+        listed: dict[int, Entry] = {}
+        good = []
+        bad_count = 0
+        for line in data.splitlines(keepends=True):
+            entry = Entry.decode(line)
+            if entry is None:
+                bad_count += 1
+            else:
+                good.append(line)
+                listed[entry.seq] = entry
+        return cls(listed=listed, good=good, bad_count=bad_count)
 
 
 class Tally:
@@ -191,7 +249,7 @@ class Tally:
         self.lines = 0
         self.size_bytes = 0
         self.sums = Sums()
-        self._digest = sha256()
+        self._digest = hashlib.sha256()
         self._indices: set[int] = set()
 
     @classmethod
@@ -212,9 +270,23 @@ class Tally:
 
     def take(self, data: bytes, line_count: int) -> None:
         """Go on over the bytes of so many whole lines."""
-        self.lines += line_count
-        self.size_bytes += len(data)
         self._digest.update(data)
+        self._go_on(len(data), line_count)
+
+    def digest_over(self, data: bytes) -> "hashlib._Hash":
+        """The digest of the shard if ``data`` came next; changes nothing, so it may run beside a sync."""
+        digest = self._digest.copy()
+        digest.update(data)
+        return digest
+
+    def take_hashed(self, size_bytes: int, line_count: int, digest: "hashlib._Hash") -> None:
+        """As :meth:`take`, with what :meth:`digest_over` gave for those bytes."""
+        self._digest = digest
+        self._go_on(size_bytes, line_count)
+
+    def _go_on(self, size_bytes: int, line_count: int) -> None:
+        self.lines += line_count
+        self.size_bytes += size_bytes
 
     def count(self, indices: Sequence[int], sums: Sums) -> None:
         """Count the records of those bytes; none of their indices was counted before."""

@@ -3,19 +3,23 @@
 The order of every step is what makes this safe; it is written down in ``FORMAT.md``.
 """
 
-import asyncio
+import contextlib
 import copy
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor
+from dataclasses import dataclass
 from pathlib import Path
 
-from genpipe.core.errors import StoreError
-from genpipe.core.values import Finished, GivenUp, Group, Sums
+from genpipe.core.errors import DiskFull, Fenced, StoreError
+from genpipe.core.values import Finished, GivenUp, Group, Space, Sums
 from genpipe.edges import done_indices
-from genpipe.edges.files import Appender, Files, blaming
+from genpipe.edges.background import Background, Job
+from genpipe.edges.files import Files, blaming
+from genpipe.edges.journal import Journal
+from genpipe.edges.list_file import ListFile
 from genpipe.edges.record import Wall, encode_finished, encode_given_up
 from genpipe.edges.recovery import Recovered, Recovery
-from genpipe.edges.shards import SHARDS, Tally, shard_name
+from genpipe.edges.shards import MANIFEST, SHARDS, Entry, shard_name
 
 SealedHook = Callable[[Path, bytes], None]
 """Called with the path of a sealed shard and its line of the manifest, once both are durable."""
@@ -25,6 +29,21 @@ def _nothing() -> None:
     """The guard of a folder that nobody else can claim."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncodedGroup:
+    """A group as the lines that are to be written.
+
+    Attributes:
+        group: what was encoded.
+        records: a line for each of ``group.finished``.
+        failures: the lines of ``group.given_up``.
+    """
+
+    group: Group
+    records: list[bytes]
+    failures: bytes
+
+
 class Store:
     """The records of one run folder, whose lock the caller holds. Blocking, for one thread at a time.
 
@@ -32,7 +51,9 @@ class Store:
     stands in exactly one shard; an index stands in ``.done_indices`` only when its record is durable; a
     line of the manifest is there only when its shard is durable under its sealed name.
 
-    After a ``StoreError`` nothing may be committed any more; the next :meth:`open` finds out what is durable.
+    After a ``DiskFull`` the same group may come again; what of it was durable by then is not written twice.
+    After any other ``StoreError`` nothing may be committed any more; the next :meth:`open` finds out what is
+    durable.
 
     Attributes:
         done: indices with a durable record; changes only in :meth:`commit`.
@@ -54,6 +75,7 @@ class Store:
         epoch: int,
         guard: Callable[[], None],
         on_sealed: SealedHook | None,
+        pool: Executor | None,
     ) -> None:
         self.done = state.done
         self.sums = state.sums
@@ -61,22 +83,33 @@ class Store:
         if not retry_failed:
             for index in state.failed_for_good:
                 self.skip.add(index)
-        self._shards = folder / SHARDS
+        self._folder = folder
         self._files = files
         self._shard_records = shard_records
         self._wall = wall
         self._settings = settings
-        self._epoch = epoch
         self._guard = guard
         self._on_sealed = on_sealed
-        self._failed = state.failed
+        self._background = Background(pool)
         self._failed_for_good = state.failed_for_good
-        self._seq = state.seq
-        self._tally = state.tally
-        self._journal = state.journal
-        self._manifest = state.manifest
-        self._failures = state.failures
-        self._done_indices = state.done_indices
+        self._journal = Journal(
+            files,
+            folder / SHARDS,
+            state.journal,
+            state.tally,
+            seq=state.seq,
+            epoch=epoch,
+            guard=guard,
+            background=self._background,
+        )
+        self._manifest = ListFile(files, state.manifest, may_lag=False)
+        self._done_indices = ListFile(files, state.done_indices, may_lag=True)
+        self._failures = ListFile(files, state.failures, may_lag=False)
+        # Shards that are sealed and that the manifest is not known to list, oldest first.
+        self._unlisted: list[Entry] = []
+        self._checkpoint: Job[list[Entry]] | None = None
+        # Of groups that met a full disk half-way, by number: how many of their records are durable.
+        self._half_done: dict[int, int] = {}
         self._usable = True
 
     @classmethod
@@ -93,6 +126,7 @@ class Store:
         epoch: int = 0,
         guard: Callable[[], None] = _nothing,
         on_sealed: SealedHook | None = None,
+        pool: Executor | None = None,
     ) -> "Store":
         """Recover what is on disk, and be ready to commit.
 
@@ -105,8 +139,11 @@ class Store:
             settings: put into every record where the settings are not those of ``run.json``.
             retry_failed: prompts that failed for good are not to be skipped.
             epoch: the number of this claim of the folder.
-            guard: raises ``Fenced`` where the folder is no longer ours; called before a shard is sealed.
-            on_sealed: told of each shard that is sealed after the recovery.
+            guard: raises ``Fenced`` where the folder is no longer ours; called before each write to a shard,
+                and again before what was written counts.
+            on_sealed: told of each shard that is sealed after the recovery, perhaps in a thread of ``pool``.
+            pool: threads for what may be done beside a commit: digests, and the lists of a sealed shard.
+                Without one, everything is done in the caller's thread.
 
         Raises:
             StoreError: a file refuses, or the shards are gone.
@@ -126,42 +163,49 @@ class Store:
             epoch=epoch,
             guard=guard,
             on_sealed=on_sealed,
+            pool=pool,
         )
 
     @property
-    def failed_now_count(self) -> int:
-        """Prompts whose last word is a failure, for good or not, and that have no record."""
-        return len(self._failed)
-
-    @property
     def failed_for_good_count(self) -> int:
-        """Those of them that the same again would not help."""
+        """Prompts without a record whose last word is a failure that the same again would not help."""
         return len(self._failed_for_good)
-
-    @property
-    def next_seq(self) -> int:
-        """The number that the next sealed shard will have."""
-        return self._seq
 
     def commit(self, group: Group) -> None:
         """Make a group durable and mark its indices done, in that order.
 
         Raises:
+            DiskFull: there is no room for all of it; the same group may be committed again.
             StoreError: nothing may be assumed durable of this group; the store takes no other.
         """
+        self.write(self.encode(group))
+
+    def encode(self, group: Group) -> EncodedGroup:
+        """The first half of :meth:`commit`: touches nothing, and may be called beside a :meth:`write`."""
+        return EncodedGroup(
+            group=group,
+            records=[encode_finished(finished, self._wall, self._settings) for finished in group.finished],
+            failures=b"".join([encode_given_up(failure) for failure in group.given_up]),
+        )
+
+    def write(self, encoded: EncodedGroup) -> None:
+        """The second half of :meth:`commit`."""
         self._begin()
-        self._check_new(group)
-        encoded = [encode_finished(finished, self._wall, self._settings) for finished in group.finished]
-        start = 0
-        while start < len(encoded):
-            stop = start + self._shard_records - self._tally.lines
-            self._write(group.finished[start:stop], encoded[start:stop])
-            if self._tally.lines >= self._shard_records:
-                self._seal(is_last=False)
-            start = stop
-        if group.given_up:
-            self._write_failures(group.given_up)
+        try:
+            self._write(encoded)
+        except DiskFull:
+            self._usable = True
+            raise
         self._usable = True
+
+    def space(self) -> Space:
+        """The room on the disk.
+
+        Raises:
+            StoreError: the folder is gone.
+        """
+        with blaming(self._folder, "look at"):
+            return self._files.space(self._folder)
 
     def seal_last(self) -> None:
         """Seal the short shard at the end of a run; an empty one is removed. Nothing is committed after it.
@@ -170,116 +214,144 @@ class Store:
             StoreError: it stays open, or open in name only; what was committed is durable all the same.
         """
         self._begin()
-        if self._tally.lines:
-            self._seal(is_last=True)
-            return
-        self._journal.close()
-        with blaming(self._journal.path, "remove"):
-            self._files.unlink(self._journal.path)
-            self._files.sync_folder(self._shards)
+        if not self._journal.is_sealed:
+            self._seal()
+        self._journal.sync_names()
+        self._list_all()
 
     def close(self) -> None:
         """Close the files; nothing is written. May be called twice, and after an error."""
         self._usable = False
-        for appender in (self._journal, self._manifest, self._failures, self._done_indices):
-            appender.close()
+        if self._checkpoint is not None:
+            self._checkpoint.wait()
+        for file in (self._journal, self._manifest, self._failures, self._done_indices):
+            file.close()
 
     def _begin(self) -> None:
         """From here to the end of a good step the store counts as broken."""
         if not self._usable:
             raise StoreError(
-                f"{self._shards} takes no more records in this process; start the same command again"
+                f"{self._folder / SHARDS} takes no more records in this process; start the same command again"
             )
         self._usable = False
 
-    def _check_new(self, group: Group) -> None:
+    def _check_new(self, finished: Sequence[Finished], given_up: Sequence[GivenUp]) -> None:
         """Each prompt ends once: a second record, or a failure after one, is a bug of the caller."""
-        indices = [finished.prompt.index for finished in group.finished]
-        indices += [given_up.index for given_up in group.given_up]
-        assert len(set(indices)) == len(indices), f"group {group.number} holds a prompt twice"
+        indices = [one.prompt.index for one in finished] + [failure.index for failure in given_up]
+        assert len(set(indices)) == len(indices), "a group holds a prompt twice"
         for index in indices:
-            assert index not in self.done, f"prompt {index} of group {group.number} is done already"
+            assert index not in self.done, f"prompt {index} is done already"
 
-    def _write(self, part: Sequence[Finished], encoded: Sequence[bytes]) -> None:
-        """Make records durable in the open shard, and only then let them count."""
-        data = b"".join(encoded)
-        self._journal.append(data)
-        self._journal.sync()
-        self._tally.take(data, len(encoded))
+    def _write(self, encoded: EncodedGroup) -> None:
+        group = encoded.group
+        start = self._half_done.pop(group.number, 0)
+        self._check_new(group.finished[start:], group.given_up)
+        try:
+            self._go_on()
+            while start < len(encoded.records):
+                stop = start + self._shard_records - self._journal.tally.lines
+                self._write_records(encoded.records[start:stop])
+                self._count(group.finished[start:stop])
+                start = stop
+                if self._journal.tally.lines >= self._shard_records:
+                    self._seal()
+                    self._go_on()
+            if group.given_up:
+                self._write_failures(encoded.failures, group.given_up)
+        except DiskFull:
+            self._half_done[group.number] = start
+            raise
+
+    def _write_records(self, lines: Sequence[bytes]) -> None:
+        """Make lines durable: where the disk errs, in a new shard, once."""
+        try:
+            self._journal.write(lines)
+        except (DiskFull, Fenced):
+            raise
+        except StoreError:
+            # Never another sync of that file: its word could not be believed. Its length is made durable in
+            # the manifest before the same lines stand in the next one, because the cut itself is not synced.
+            self._go_on()
+            self._list_all()
+            self._journal.write(lines)
+        self._guard()
+
+    def _go_on(self) -> None:
+        """Let there be a shard to write to, and finish what a full disk had put off."""
+        if self._checkpoint is not None and self._checkpoint.is_over:
+            self._join()
+        if self._journal.is_spoiled:
+            self._seal()
+        if self._journal.is_sealed:
+            self._journal.begin_next()
+        self._list_sealed()
+
+    def _count(self, part: Sequence[Finished]) -> None:
+        """Durable records are done."""
         indices = [finished.prompt.index for finished in part]
         sums = Sums()
         for finished in part:
             sums.add(finished.answer.output_tokens, finished.answer.flags)
         for index in indices:
             self.done.add(index)
-            self._failed.discard(index)
             self._failed_for_good.discard(index)
-        self._tally.count(indices, sums)
+        self._journal.tally.count(indices, sums)
         self.sums.merge(sums)
         # Derived, and never ahead of the shards: so it comes last, and needs no sync of its own.
-        self._done_indices.append(done_indices.encode(indices))
+        self._done_indices.add(done_indices.encode(indices))
 
-    def _write_failures(self, given_up: Sequence[GivenUp]) -> None:
-        self._failures.append(b"".join([encode_given_up(failure) for failure in given_up]))
+    def _write_failures(self, data: bytes, given_up: Sequence[GivenUp]) -> None:
+        self._failures.add(data)
         self._failures.sync()
         for failure in given_up:
-            self._failed.add(failure.index)
             if failure.for_good:
                 self._failed_for_good.add(failure.index)
             else:
                 self._failed_for_good.discard(failure.index)
 
-    def _seal(self, *, is_last: bool) -> None:
-        """The checkpoint: all lines of the open shard are durable, it is closed for ever."""
-        self._guard()
-        sealed = self._shards / shard_name(self._seq, is_open=False)
-        self._journal.close()
-        with blaming(self._journal.path, "seal"):
-            self._files.rename(self._journal.path, sealed)
-        entry = self._tally.entry(self._seq, self._epoch)
-        self._seq += 1
-        if not is_last:
-            self._journal = Appender(
-                self._files, self._shards / shard_name(self._seq, is_open=True), new=True
+    def _seal(self) -> None:
+        """All lines of the open shard are durable; it is closed for ever."""
+        entry = self._journal.seal()
+        if entry is not None:
+            self._unlisted.append(entry)
+
+    def _list_sealed(self) -> None:
+        """Begin the checkpoint of the shards whose sealed names are durable: see ``FORMAT.md``."""
+        if self._unlisted:
+            self._join()
+            entries, self._unlisted = self._unlisted, []
+            self._checkpoint = self._background.submit(self._list, entries)
+
+    def _list_all(self) -> None:
+        """Return once the manifest durably lists every sealed shard."""
+        self._list_sealed()
+        self._join()
+        if self._unlisted:
+            raise DiskFull(
+                f"cannot append to {self._folder / MANIFEST}: no space left; free some space there, or raise "
+                "the quota"
             )
-            self._tally = Tally()
-        with blaming(self._shards, "sync"):
-            # Covers the new name of the full shard and the name of the next: nothing is acknowledged in a
-            # shard that a power loss could take away whole.
-            self._files.sync_folder(self._shards)
+
+    def _join(self) -> None:
+        """Wait for the checkpoint under way; raises what it raised."""
+        job, self._checkpoint = self._checkpoint, None
+        if job is not None:
+            self._unlisted[:0] = job.result()
+
+    def _list(self, entries: list[Entry]) -> list[Entry]:
+        """The checkpoint; returns those shards that the manifest had no room for."""
         self._done_indices.sync()
-        line = entry.encode()
-        self._manifest.append(line)
-        self._manifest.sync()
-        if self._on_sealed is not None:
-            self._on_sealed(sealed, line)
-
-
-class StoreThread:
-    """A :class:`Store` behind the core's ``Store`` port: its blocking work is done in one thread of its own.
-
-    A caller that is cancelled stops waiting; the step that it began is carried out to its end.
-    """
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="genpipe-store")
-
-    async def commit(self, group: Group) -> None:
-        """See :meth:`Store.commit`."""
-        await self._carry_out(lambda: self._store.commit(group))
-
-    async def seal_last(self) -> None:
-        """See :meth:`Store.seal_last`."""
-        await self._carry_out(self._store.seal_last)
-
-    async def close(self) -> None:
-        """Wait for the step in progress, close the store and end the thread."""
+        lines = [entry.encode() for entry in entries]
         try:
-            await self._carry_out(self._store.close)
-        finally:
-            # Its last step has been done: this waits for the thread to end, and for no work.
-            self._executor.shutdown(wait=True)
-
-    async def _carry_out(self, step: Callable[[], None]) -> None:
-        await asyncio.get_running_loop().run_in_executor(self._executor, step)
+            self._manifest.add(b"".join(lines))
+            self._manifest.sync()
+        except DiskFull:
+            return entries
+        for entry, line in zip(entries, lines, strict=True):
+            path = self._folder / SHARDS / shard_name(entry.seq, is_open=False)
+            # Against accidents only, and not every file system has such rights.
+            with contextlib.suppress(OSError):
+                self._files.make_read_only(path)
+            if self._on_sealed is not None:
+                self._on_sealed(path, line)
+        return []

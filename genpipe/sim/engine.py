@@ -13,6 +13,7 @@ from genpipe.core import wording
 from genpipe.core.books import shares
 from genpipe.core.errors import AttemptError, FaultKind, PromptFault, ServerFault
 from genpipe.core.flow import Core, FlowSettings
+from genpipe.core.outbox import COMMITS_MAX
 from genpipe.core.values import (
     Action,
     Answer,
@@ -118,7 +119,7 @@ class Engine:
         self._gave_up: set[int] = set()
         self._attempts = 0
         self._reads = self._commits = 0
-        self._commit_s = -math.inf
+        self._commit_s = self._written_s = -math.inf
         self._ledger = _Ledger(len(specs))
         fates = random.Random(world.seed + 2)
         self._fates = [fates.random() for _ in range(world.prompts)]
@@ -205,16 +206,20 @@ class Engine:
                 self._at(self._now_s + self.world.read_s, lambda: self._read(action.count))
             case Commit():
                 self._check_group(action.group)
-                self._at(self._now_s + self.world.commit_s, lambda: self._committed(action.group))
+                # One writer, that takes one group after another.
+                self._written_s = max(self._now_s, self._written_s) + self.world.commit_s
+                self._at(self._written_s, lambda: self._committed(action.group))
 
     # ---- the input and the writer ----
 
     def _check_group(self, group: Group) -> None:
         settings = self.core.settings
         records = len(group.finished) + len(group.given_up)
-        assert self._commits == 0, "two commits at once"
+        assert self._commits < COMMITS_MAX, "too many commits at once"
         assert 1 <= records <= settings.group_records_max
-        full = records == settings.group_records_max or self.core.stopping
+        full = records == settings.group_records_max
+        assert full or self._commits == 0, "a small commit beside another"
+        full |= self.core.stopping
         assert full or self._now_s >= self._commit_s + settings.group_interval_s, "a commit too early"
         self._commits += 1
         self._commit_s = self._now_s

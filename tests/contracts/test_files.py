@@ -192,12 +192,48 @@ def test_an_appender_notices_that_somebody_else_writes(disk):
     appender.close()
 
 
+@pytest.mark.parametrize("taken", [0, 3])
+def test_an_append_that_fails_leaves_nothing_of_itself(disk, taken):
+    files, folder = disk
+    appender = Appender(files, folder / "a", new=True)
+    appender.append(b"12345")
+    real, asked = files.write, []
+
+    def write(handle, data):
+        asked.append(len(data))
+        if len(asked) == 2 or not taken:
+            raise OSError(errno.ENOSPC, "full")
+        return real(handle, data[:taken])
+
+    files.write = write
+    with pytest.raises(DiskFull, match="full"):
+        appender.append(b"abcdef")
+    files.write = real
+    appender.append(b"67")
+    appender.close()
+
+    assert files.read(folder / "a") == b"1234567"
+
+
+def test_what_is_not_durable_is_forgotten(disk):
+    files, folder = disk
+    appender = Appender(files, folder / "a", new=True)
+    appender.append(b"12345")
+    appender.sync()
+    appender.append(b"67")
+    appender.forget()
+
+    assert (appender.size_bytes, appender.durable_bytes) == (5, 5)
+    assert files.read(folder / "a") == b"12345"
+    appender.close()
+
+
 @pytest.mark.parametrize(
     ("code", "kind"), [("ENOSPC", DiskFull), ("EDQUOT", DiskFull), ("EIO", StoreError), ("EFBIG", StoreError)]
 )
 def test_errors_name_the_file_and_the_next_step(code, kind):
     with (
-        pytest.raises(StoreError, match=r"cannot sync /x/y: .*; .*start the same command again") as caught,
+        pytest.raises(StoreError, match=r"cannot sync /x/y: .*; (see to the disk|free some space)") as caught,
         blaming(Path("/x/y"), "sync"),
     ):
         raise OSError(getattr(errno, code), "reason")
@@ -209,6 +245,20 @@ class TestPowerLoss:
     """What the model forgets: it must forget enough, or the tests upon it prove nothing."""
 
     folder = Path("/disk")
+
+    def test_a_sync_after_one_that_failed_claims_to_have_worked_and_keeps_nothing(self):
+        files = MemoryFiles([self.folder])
+        handle = files.open_append(self.folder / "a", new=True)
+        files.sync_folder(self.folder)
+        files.write(handle, b"kept")
+        files.sync(handle)
+        files.write(handle, b"lost")
+        files.refuse_once["sync", "a"] = errno.EIO
+        with pytest.raises(OSError, match="error"):
+            files.sync(handle)
+        files.sync(handle)
+
+        assert files.crash().read(self.folder / "a") == b"kept"
 
     def test_a_file_needs_both_its_bytes_and_its_name_synced(self):
         files = MemoryFiles([self.folder])

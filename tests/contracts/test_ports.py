@@ -9,14 +9,15 @@ import random
 import pytest
 
 from genpipe.core.bitmap import Bitmap
-from genpipe.core.errors import ConfigError, FaultKind, PromptFault, ServerFault, StoreError
+from genpipe.core.errors import ConfigError, DiskFull, FaultKind, PromptFault, ServerFault, StoreError
 from genpipe.core.flow import Core, FlowSettings
 from genpipe.core.values import Chunk, Prompt, ServerSpec, Start
 from genpipe.driver import Driver
 from genpipe.edges.dialects import Dialect
 from genpipe.edges.prompts import JsonlSource
 from genpipe.edges.sglang import Endpoint, Monotonic, SglangTransport
-from genpipe.edges.store import Store, StoreThread
+from genpipe.edges.store import Store
+from genpipe.edges.store_thread import StoreThread
 from genpipe.sim.server import SimConfig, SimFleet
 from tests.driver.fakes import FakeSource, FakeStore, FakeTransport, RecordingReporter
 from tests.driver.virtual import VirtualClock
@@ -153,6 +154,12 @@ class FakeStoreCase:
     def spoil(self):
         self.store.trouble = dict.fromkeys(range(99), StoreError("disk gone"))
 
+    def fill(self):
+        self.store.trouble = dict.fromkeys(range(99), DiskFull("no room"))
+
+    def free(self):
+        self.store.trouble = {}
+
     async def close(self):
         # What was begun is carried to its end.
         await asyncio.sleep(0.01)
@@ -171,8 +178,14 @@ class StoreThreadCase:
         return self.store
 
     def spoil(self):
-        for name in ("part-000000.jsonl.open", "failed.jsonl"):
+        for name in ("part-000000.jsonl.open", "part-000001.jsonl.open", "failed.jsonl"):
             self.files.refuse["sync", name] = errno.EIO
+
+    def fill(self):
+        self.files.refuse["write", "part-000000.jsonl.open"] = errno.ENOSPC
+
+    def free(self):
+        self.files.refuse.clear()
 
     async def close(self):
         await self.store.close()
@@ -180,8 +193,11 @@ class StoreThreadCase:
     def durable(self):
         after_power_loss = self.files.crash()
         again = Store.open(FOLDER, after_power_loss, shard_records=4, wall=WALL, warn=lambda text: None)
-        done, failed = sorted(again.done), sorted(again._failed)
+        done = sorted(again.done)
         again.close()
+        failed = sorted(
+            line["index"] for line in audit.whole_lines(after_power_loss.read(FOLDER / "failed.jsonl"))
+        )
         assert max(audit.counts(after_power_loss).values(), default=1) == 1
         return done, failed
 
@@ -216,6 +232,43 @@ def test_a_store_that_fails_says_so_and_what_was_durable_stays_so(store_case):
 
     done, _ = store_case.durable()
     assert done[:2] == [0, 1]
+
+
+def test_a_group_that_found_no_room_may_come_again(store_case):
+    async def main():
+        store = await store_case.open()
+        await store.commit(group(0, 1, number=1))
+        store_case.fill()
+        for _ in range(2):
+            with pytest.raises(DiskFull):
+                await store.commit(group(2, 3, failures=[given_up(7)], number=2))
+        store_case.free()
+        space = await store.commit(group(2, 3, failures=[given_up(7)], number=2))
+        assert 0 < space.free_bytes <= space.total_bytes
+        assert await store.space() == space
+        await store_case.close()
+
+    asyncio.run(main())
+
+    assert store_case.durable() == ([0, 1, 2, 3], [7])
+
+
+def test_commits_that_are_begun_together_end_in_their_order(store_case):
+    ended = []
+
+    async def one(store, number, *indices):
+        await store.commit(group(*indices, number=number))
+        ended.append(number)
+
+    async def main():
+        store = await store_case.open()
+        await asyncio.gather(one(store, 1, *range(40)), one(store, 2, 50), one(store, 3, 51))
+        await store_case.close()
+
+    asyncio.run(main())
+
+    assert ended == [1, 2, 3]
+    assert store_case.durable() == ([*range(40), 50, 51], [])
 
 
 def test_a_store_carries_a_commit_to_its_end_though_its_caller_is_cancelled(store_case):

@@ -94,8 +94,9 @@ def commit(core, now_s):
     """Carry out every commit that is due now; the groups."""
     groups = []
     while found := commits(core, now_s):
-        groups.append(found[0].group)
-        core.committed(found[0].group.number, now_s)
+        for action in found:
+            groups.append(action.group)
+            core.committed(action.group.number, now_s)
     return groups
 
 

@@ -313,14 +313,30 @@ def test_a_group_ends_with_the_answer_that_fills_it():
     assert [len(group.finished) for group in commit(core, 0.0)] == [3, 3, 3, 1]
 
 
-def test_there_is_one_commit_at_a_time():
+def test_a_full_group_is_begun_beside_the_one_under_way_and_no_third():
     core = make_core(10, slots=(10,), group_records_max=2)
     hold(core, 10)
-    (first,) = commits(core, 0.0)
+    first, second = commits(core, 0.0)
 
     assert commits(core, 9.0) == []
     core.committed(first.group.number, 9.0)
-    assert [action.group.number for action in commits(core, 9.0)] == [2]
+    assert [action.group.number for action in commits(core, 9.0)] == [3]
+    core.committed(second.group.number, 9.0)
+    assert [action.group.number for action in commits(core, 9.0)] == [4]
+
+
+def test_a_group_that_is_not_full_waits_for_the_one_under_way():
+    core = make_core(5, slots=(5,), group_records_max=4)
+    running = starts(core, 0.0)
+    for start in running[:3]:
+        answer(core, start, 0.0)
+    (first,) = commits(core, 0.0)
+    for start in running[3:]:
+        answer(core, start, 0.0)
+
+    assert commits(core, 9.0) == []
+    core.committed(first.group.number, 9.0)
+    assert [len(action.group.finished) for action in commits(core, 9.0)] == [2]
 
 
 def test_a_group_that_is_not_full_waits_out_the_interval_between_commits():
@@ -362,13 +378,13 @@ def test_answers_are_done_only_when_they_are_durable():
 def test_what_is_left_at_the_end_comes_in_groups_beginning_with_the_one_in_progress():
     core = make_core(7, slots=(7,), group_records_max=3)
     hold(core, 7)
-    (action,) = commits(core, 0.0)
+    under_way = [action.group.number for action in commits(core, 0.0)]
     numbers = []
     for group in core.unsaved_groups():
         numbers.append((group.number, len(group.finished)))
         core.committed(group.number, 0.0)
 
-    assert action.group.number == 1
+    assert under_way == [1, 2]
     assert numbers == [(1, 3), (2, 3), (3, 1)]
     assert core.unsaved == 0
 

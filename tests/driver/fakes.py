@@ -3,10 +3,10 @@
 import asyncio
 from collections.abc import Callable, Sequence
 
-from genpipe.core.errors import AttemptError, FaultKind, ServerFault
+from genpipe.core.errors import AttemptError, DiskFull, FaultKind, ServerFault, StoreError
 from genpipe.core.flow import Core
 from genpipe.core.ports import Clock
-from genpipe.core.values import Answer, BadLine, Chunk, Group, Prompt, Reply, Start
+from genpipe.core.values import Answer, BadLine, Chunk, Group, Prompt, Reply, Space, Start
 
 BROKEN_BODY = b"this is no answer"
 
@@ -146,6 +146,7 @@ class FakeStore:
         failed: indices that are durable as given up.
         groups: the groups, in order of their ends.
         trouble: by number of the commit, from 0, what it raises at its end instead.
+        room: what the disk says of its room.
     """
 
     def __init__(self, commit_s: float = 0.0) -> None:
@@ -153,23 +154,30 @@ class FakeStore:
         self.failed: set[int] = set()
         self.groups: list[Group] = []
         self.trouble: dict[int, Exception] = {}
+        self.room = Space(free_bytes=1 << 40, total_bytes=1 << 41)
         self._commit_s = commit_s
         self._commits = 0
-        self._busy = False
+        self._free_s = 0.0
+        self._is_broken = False
 
-    async def commit(self, group: Group) -> None:
-        assert not self._busy, "two commits at once"
-        self._busy = True
+    async def commit(self, group: Group) -> Space:
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[None] = loop.create_future()
-        loop.call_later(self._commit_s, self._end, group, ended)
+        self._free_s = max(loop.time(), self._free_s) + self._commit_s
+        loop.call_at(self._free_s, self._end, group, ended)
         await asyncio.shield(ended)
+        return self.room
+
+    async def space(self) -> Space:
+        return self.room
 
     def _end(self, group: Group, ended: "asyncio.Future[None]") -> None:
-        self._busy = False
         trouble = self.trouble.get(self._commits)
         self._commits += 1
+        if trouble is None and self._is_broken:
+            trouble = StoreError("it takes no more")
         if trouble is not None:
+            self._is_broken |= not isinstance(trouble, DiskFull)
             ended.set_exception(trouble)
             return
         for finished in group.finished:
@@ -190,12 +198,17 @@ class RecordingReporter:
 
     Attributes:
         times_s: when it was told.
+        notes: what it was to say.
         trouble: what it raises the next time, or None.
     """
 
     def __init__(self) -> None:
         self.times_s: list[float] = []
+        self.notes: list[str] = []
         self.trouble: Exception | None = None
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
 
     def publish(self, core: Core, now_s: float) -> None:
         core.check()

@@ -20,6 +20,12 @@ class Inode:
         self.data = bytearray(data)
         self.synced = synced
         self.read_only = False
+        self.sync_failed = False
+
+    def sync(self) -> None:
+        # After a sync that failed the system has forgotten what was to be written, and reports success.
+        if not self.sync_failed:
+            self.synced = bytes(self.data)
 
     def copied(self, data: bytes, synced: bytes) -> "Inode":
         copy = Inode(data, synced)
@@ -46,6 +52,7 @@ class MemoryFiles:
         stop_before: the number of the step, from 0, before which the power goes.
         write_max: most bytes that one write takes.
         refuse: error number to raise, by (method, name); stays until it is removed.
+        refuse_once: likewise, for the first such step alone.
         refuse_step: the number of a step, from 0, and the error number that it raises.
         room: what the disk says of its room.
         lazy: methods that claim to have worked and do nothing, to see that the tests notice.
@@ -59,6 +66,7 @@ class MemoryFiles:
         self.stop_before = stop_before
         self.write_max = write_max
         self.refuse: dict[tuple[str, str], int] = {}
+        self.refuse_once: dict[tuple[str, str], int] = {}
         self.refuse_step: tuple[int, int] | None = None
         self.lazy: set[str] = set()
         self.room = Space(free_bytes=1 << 40, total_bytes=1 << 41)
@@ -94,10 +102,7 @@ class MemoryFiles:
         return len(taken)
 
     def sync(self, handle: int) -> None:
-        path, inode = self._open[handle]
-        self._step("sync", path)
-        if "sync" not in self.lazy:
-            inode.synced = bytes(inode.data)
+        self._sync(*self._open[handle])
 
     def length(self, handle: int) -> int:
         return len(self._open[handle][1].data)
@@ -137,10 +142,7 @@ class MemoryFiles:
             self._pending = [change for change in self._pending if change[0] != path]
 
     def sync_path(self, path: Path) -> None:
-        self._step("sync", path)
-        inode = self._inode(path)
-        if "sync" not in self.lazy:
-            inode.synced = bytes(inode.data)
+        self._sync(path, self._inode(path))
 
     def make_read_only(self, path: Path) -> None:
         self._inode(path).read_only = True
@@ -217,10 +219,19 @@ class MemoryFiles:
         after._safe_names = dict(after._names)
         return after
 
+    def _sync(self, path: Path, inode: Inode) -> None:
+        try:
+            self._step("sync", path)
+        except OSError:
+            inode.sync_failed = True
+            raise
+        if "sync" not in self.lazy:
+            inode.sync()
+
     def _step(self, method: str, path: Path) -> None:
         if self.stop_before is not None and len(self.log) >= self.stop_before:
             raise PowerLoss
-        error = self.refuse.get((method, path.name))
+        error = self.refuse_once.pop((method, path.name), None) or self.refuse.get((method, path.name))
         if self.refuse_step is not None and len(self.log) == self.refuse_step[0]:
             error = self.refuse_step[1]
         self.log.append((method, path.name))

@@ -152,9 +152,7 @@ class NeverBenches(Core):
 class ForgetsSleepers(Core):
     @property
     def finished(self):
-        return (
-            not (self._in_flight or self.unsaved or self._reading or self._waiting.ready) and self.exhausted
-        )
+        return not (self._flights or self.unsaved or self._reading or self._waiting.ready) and self.exhausted
 
 
 class BackoffHoldsItsSlot(Core):

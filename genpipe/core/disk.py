@@ -1,0 +1,80 @@
+"""Whether the disk has room for what is under way, when to look again, and when to give up."""
+
+from genpipe.core.settings import FlowSettings
+from genpipe.core.values import Space
+
+
+class Disk:
+    """The room on the run's disk. While it is short nothing is sent; what has come is kept in memory.
+
+    Attributes:
+        trouble: what is wrong, in one line, while there is not room enough; else None.
+        refused: a commit met a full disk, and none has succeeded since.
+        gave_up: it was short for too long.
+    """
+
+    def __init__(self, settings: FlowSettings) -> None:
+        self.trouble: str | None = None
+        self.refused = False
+        self.gave_up = False
+        self._settings = settings
+        self._short_since_s = 0.0
+        self._look_s = 0.0
+
+    @property
+    def give_up_s(self) -> float:
+        """When it will have been short for too long."""
+        return self._short_since_s + self._settings.disk_wait_s
+
+    def refuse(self, trouble: str, now_s: float) -> None:
+        """A commit met a full disk: the system says so, whatever it says of its room."""
+        self.refused = True
+        self._be_short(trouble, now_s)
+
+    def accept(self) -> None:
+        """A commit succeeded."""
+        if self.refused:
+            self.refused = False
+            self.trouble = None
+
+    def measure(self, space: Space, needed_bytes: float, now_s: float) -> None:
+        """Hold the room that there is against what is needed for the answers under way.
+
+        Args:
+            space: the room on the disk.
+            needed_bytes: what the answers under way are expected to take; some is kept free beside it.
+            now_s: the run's clock.
+        """
+        if self.refused:
+            self._look_s = now_s + self._settings.disk_look_s
+            return
+        reserve_bytes = min(self._settings.disk_reserve_bytes, space.total_bytes // 20)
+        if space.free_bytes < needed_bytes + reserve_bytes:
+            free_mb, needed_mb = space.free_bytes / 1e6, (needed_bytes + reserve_bytes) / 1e6
+            self._be_short(
+                f"the disk of the run folder has {free_mb:,.0f} MB left, and {needed_mb:,.0f} MB are to be "
+                "free before more is sent; free some space there",
+                now_s,
+            )
+        else:
+            self.trouble = None
+
+    def look_due(self, now_s: float) -> bool:
+        """Whether to look at the disk now; gives up where it was short for too long."""
+        if self.trouble is None:
+            return False
+        self.gave_up |= now_s >= self.give_up_s
+        if self.gave_up or now_s < self._look_s:
+            return False
+        self._look_s = now_s + self._settings.disk_look_s
+        return True
+
+    def next_timer_s(self) -> float | None:
+        """When :meth:`look_due` is to be asked again, or None."""
+        return None if self.trouble is None or self.gave_up else min(self._look_s, self.give_up_s)
+
+    def _be_short(self, trouble: str, now_s: float) -> None:
+        if self.trouble is None:
+            self._short_since_s = now_s
+        self.trouble = trouble
+        self._look_s = now_s + self._settings.disk_look_s

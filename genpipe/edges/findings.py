@@ -1,0 +1,168 @@
+"""What can be wrong with a run folder, and how it is told."""
+
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from genpipe.core.values import Sums
+from genpipe.core.wording import number
+from genpipe.edges import lines
+from genpipe.edges.record import facts_of
+from genpipe.edges.shards import QUARANTINE, Entry, Scan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One thing that is not as it should be, or that is worth a note.
+
+    Attributes:
+        file: what it is about, by its name in the run folder.
+        what: what is wrong with it.
+        then: what a start or ``--repair`` does about it.
+        is_problem: it is wrong; otherwise a kill leaves such a thing, and nothing is lost by it.
+        in_flight: a driver at work leaves such a thing for a moment.
+    """
+
+    file: str
+    what: str
+    then: str
+    is_problem: bool = True
+    in_flight: bool = False
+
+    def __str__(self) -> str:
+        return f"{'problem' if self.is_problem else 'note'}: {self.file}: {self.what}; {self.then}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What a run folder was found to be.
+
+    Attributes:
+        folder: the run folder.
+        driver_at_work: a driver owns it; what is merely in flight was left out.
+        shards: how many there are, the open one included.
+        records: prompts that have a record.
+        size_bytes: of all shards.
+        findings: what was found, in the order of the checks.
+    """
+
+    folder: Path
+    driver_at_work: bool
+    shards: int
+    records: int
+    size_bytes: int
+    findings: tuple[Finding, ...]
+
+    @property
+    def problem_count(self) -> int:
+        """How many findings are problems."""
+        return sum(finding.is_problem for finding in self.findings)
+
+    def as_text(self) -> str:
+        """A line for each finding, and one that sums up."""
+        told = [str(finding) for finding in self.findings]
+        if self.driver_at_work:
+            told.append(f"note: {self.folder}: a driver is at work; what is in flight was left out")
+        problems = self.problem_count
+        told.append(
+            f"{self.folder}: {'sound' if problems == 0 else 'NOT SOUND'}, {number(self.shards)} shards, "
+            f"{number(self.records)} records, {number(self.size_bytes)} bytes, {problems} problems"
+        )
+        return "\n".join(told)
+
+    def as_json(self) -> dict[str, Any]:
+        """The same for programs."""
+        return {
+            "folder": str(self.folder),
+            "sound": self.problem_count == 0,
+            "driver_at_work": self.driver_at_work,
+            "shards": self.shards,
+            "records": self.records,
+            "bytes": self.size_bytes,
+            "problems": self.problem_count,
+            "findings": [
+                {
+                    "kind": "problem" if finding.is_problem else "note",
+                    "file": finding.file,
+                    "what": finding.what,
+                    "then": finding.then,
+                }
+                for finding in self.findings
+            ],
+        }
+
+
+def of_bytes(file: str, found: Scan, *, by: str, in_flight: bool) -> list[Finding]:
+    """What is wrong with a file whose bytes are not all lines that count.
+
+    Args:
+        file: its name in the run folder.
+        found: what it holds.
+        by: who mends it.
+        in_flight: a driver at work may be writing at its end.
+    """
+    if not found.bad:
+        return []
+    size_bytes = sum(len(bad) for _, bad in found.bad)
+    if found.is_torn:
+        what = f"ends in {size_bytes} bytes of an unfinished write"
+    else:
+        what = (
+            f"IS DAMAGED: {len(found.bad)} places of {size_bytes} bytes together are no line that counts "
+            f"(first at byte {found.bad[0][0]})"
+        )
+    then = f"{by} moves them to {QUARANTINE}/, and what stood there runs again"
+    return [Finding(file=file, what=what, then=then, in_flight=in_flight and found.is_torn)]
+
+
+def of_entry(file: str, found: Scan, entry: Entry, *, is_as_listed: bool) -> list[Finding]:
+    """How a sealed shard differs from what was sealed.
+
+    The sums, which take a JSON parse of every line, are counted again only where the digest is another: they
+    were made of the bytes that it covers.
+
+    Args:
+        file: the shard's name in the run folder.
+        found: what it holds.
+        entry: what the manifest says.
+        is_as_listed: it holds just the prompts that the manifest lists, each once.
+    """
+    data = found.data
+    told: list[tuple[str, str]] = []
+    if sha256(data).hexdigest() == entry.digest and len(data) == entry.size_bytes:
+        if not is_as_listed and set(found.indices) != set(entry.indices()):
+            told.append(("holds other prompts than the manifest lists", "--repair lists it again"))
+    elif len(data) > entry.size_bytes and sha256(data[: entry.size_bytes]).hexdigest() == entry.digest:
+        more = f"has {len(data) - entry.size_bytes} bytes behind those that were sealed"
+        told.append((more, f"a start moves them to {QUARANTINE}/"))
+    else:
+        if len(data) != entry.size_bytes:
+            what = f"has {len(data)} bytes where the manifest says {entry.size_bytes}"
+            told.append((what, "a start reads it again"))
+        else:
+            told.append(("has another SHA-256 than the manifest says", "--repair reads it again"))
+        there = set(found.indices)
+        lost = sum(index not in there for index in entry.indices())
+        if lost:
+            told.append((f"lacks {lost} of the {entry.count} prompts that it held", "they are asked again"))
+        elif len(there) > entry.count:
+            told.append(
+                (
+                    f"holds {len(there)} prompts where the manifest says {entry.count}",
+                    "--repair lists it again",
+                )
+            )
+        elif _sums_of(found).as_json() != entry.sums.as_json():
+            told.append(("holds records of other lengths or flags than were sealed", "--repair counts anew"))
+    return [Finding(file=file, what=what, then=then) for what, then in told]
+
+
+def _sums_of(found: Scan) -> Sums:
+    sums = Sums()
+    seen = set()
+    for index, line in zip(found.indices, found.good, strict=True):
+        if index not in seen:
+            seen.add(index)
+            sums.add(*facts_of(lines.body_of(line)))
+    return sums

@@ -1,0 +1,64 @@
+"""What the settings mean to the parts of a run."""
+
+import os
+
+from genpipe.config import Settings
+from genpipe.core.errors import ConfigError
+from genpipe.core.fleet import BenchSettings
+from genpipe.core.flow import FlowSettings
+from genpipe.core.values import ServerSpec
+from genpipe.edges.dialects import Dialect
+from genpipe.edges.sglang import Endpoint
+
+
+def dialect_of(settings: Settings) -> Dialect:
+    """How the input's records become prompts."""
+    return Dialect(
+        name=settings.input.dialect,
+        field=settings.input.field,
+        id_field=settings.input.id_field,
+        system=settings.input.system,
+        keep=settings.output.keep,
+    )
+
+
+def endpoints_of(settings: Settings) -> list[Endpoint]:
+    """Where the servers are, and their keys.
+
+    Raises:
+        ConfigError: a key is not in the environment.
+    """
+    endpoints = []
+    for server in settings.servers:
+        key = None
+        if server.api_key_env is not None:
+            key = os.environ.get(server.api_key_env)
+            if not key:
+                raise ConfigError(
+                    f"server {server.url}: the environment variable {server.api_key_env} is not set; it "
+                    "should hold the server's key"
+                )
+        endpoints.append(Endpoint(url=server.url, api_key=key, takes_rid=server.kind == "sglang"))
+    return endpoints
+
+
+def specs_of(settings: Settings) -> list[ServerSpec]:
+    """The servers as the scheduler sees them."""
+    return [ServerSpec(url=server.url, limit=server.concurrency) for server in settings.servers]
+
+
+def flow_settings_of(settings: Settings) -> FlowSettings:
+    """The scheduler's numbers."""
+    retry, guards = settings.retry, settings.guards
+    return FlowSettings(
+        prompt_attempts=retry.prompt_attempts,
+        backoff_s=retry.backoff_s,
+        backoff_max_s=retry.pause_max_s,
+        bench=BenchSettings(
+            faults=retry.bench_faults, pause_s=retry.bench_pause_s, pause_max_s=retry.pause_max_s
+        ),
+        ramp_s=settings.start.ramp_s,
+        disk_wait_s=settings.output.disk_wait_s,
+        refused_after=guards.refused_after,
+        refused_share_max=guards.refused_share,
+    )
