@@ -22,17 +22,17 @@ ENDS_BYTES = 32
 """So many bytes from either end of a file of records are enough for :func:`looks_whole`."""
 
 
-def encode(members: bytes) -> bytes:
+def encode(*members: bytes) -> bytes:
     """A line of these JSON members.
 
     Args:
-        members: a JSON object's text without its closing brace, on one line, with at least one member.
+        members: a JSON object's text without its closing brace, on one line, with at least one member; it
+            may be given in pieces, which are copied once.
     """
-    return members + _trailer(members)
-
-
-def _trailer(members: bytes | memoryview) -> bytes:
-    return b',"_c":"%08x"}\n' % crc32(members)
+    checksum = 0
+    for piece in members:
+        checksum = crc32(piece, checksum)
+    return b"".join([*members, b',"_c":"%08x"}\n' % checksum])
 
 
 def decode(line: bytes) -> bytes | None:
@@ -41,13 +41,20 @@ def decode(line: bytes) -> bytes | None:
     Args:
         line: a line with its newline.
     """
-    return body_of(line) if counts(memoryview(line)) else None
+    return body_of(line) if counts(line, memoryview(line), 0, len(line)) else None
 
 
-def counts(line: memoryview) -> bool:
-    """Whether these bytes are a line that counts; they are looked at where they are, and not copied."""
-    split = len(line) - TRAILER_BYTES
-    return split > 0 and line[split:] == _trailer(line[:split])
+def counts(data: bytes, view: memoryview, start: int, stop: int) -> bool:
+    """Whether the bytes from ``start`` to ``stop`` are a line that counts; they are not copied.
+
+    Args:
+        data: the bytes.
+        view: the same, as a view, which is made once for many lines.
+        start: where the line begins.
+        stop: where it ends, with its newline.
+    """
+    split = stop - TRAILER_BYTES
+    return split > start and data[split:stop] == b',"_c":"%08x"}\n' % crc32(view[start:split])
 
 
 def body_of(line: bytes) -> bytes:

@@ -13,6 +13,7 @@ import pytest
 from genpipe.core.errors import DiskFull, Fenced, StoreError
 from genpipe.core.values import Group, Sums
 from genpipe.edges import lines
+from genpipe.edges import store as store_module
 from genpipe.edges.files import OsFiles
 from genpipe.edges.store import Store
 from genpipe.edges.store_thread import StoreThread
@@ -594,6 +595,59 @@ def test_the_thread_does_the_work_in_order_and_closes_everything(tmp_path: Path)
     assert name.startswith("genpipe-store")
     assert name not in {thread.name for thread in threading.enumerate()}
     audit.check(OsFiles(), range(21), folder=tmp_path)
+
+
+class WatchedFiles:
+    """The machine's files, with a note of the threads that touched them."""
+
+    def __init__(self) -> None:
+        self.threads: dict[str, set[int]] = {}
+
+    def __getattr__(self, name):
+        step = getattr(OsFiles(), name)
+
+        def watched(*args, **kwargs):
+            self.threads.setdefault(name, set()).add(threading.get_ident())
+            return step(*args, **kwargs)
+
+        return watched
+
+
+def test_no_step_of_a_commit_is_done_on_the_thread_of_the_event_loop(tmp_path: Path, monkeypatch):
+    encoders = set()
+    real = store_module.encode_finished
+
+    def encode_finished(*args):
+        encoders.add(threading.get_ident())
+        return real(*args)
+
+    monkeypatch.setattr(store_module, "encode_finished", encode_finished)
+    files = WatchedFiles()
+
+    async def scenario():
+        pool = StoreThread.make_pool()
+        store = StoreThread(await asyncio.to_thread(open_store, files, tmp_path, pool=pool))
+        for start in range(0, 20, 3):
+            await store.commit(
+                group(*range(start, start + 3), failures=[given_up(100 + start)], number=start + 1)
+            )
+        await store.space()
+        await store.seal_last()
+        await store.close()
+        pool.shutdown()
+        return threading.get_ident()
+
+    loop_thread = asyncio.run(scenario())
+
+    assert {"write", "sync", "rename", "sync_folder", "space", "make_read_only", "close"} <= set(
+        files.threads
+    )
+    assert loop_thread not in set().union(*files.threads.values(), encoders)
+    # The next group is encoded, and a full shard's lists are synced, beside the writer.
+    [writer] = files.threads["write"] & files.threads["rename"]
+    assert encoders.isdisjoint({writer})
+    assert files.threads["make_read_only"].isdisjoint({writer})
+    audit.check_at_rest(OsFiles(), tmp_path)
 
 
 def test_a_cancelled_commit_is_carried_out_to_its_end(tmp_path: Path):
