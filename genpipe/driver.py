@@ -103,7 +103,7 @@ class Driver:
             async with asyncio.TaskGroup() as self._group:
                 self._running = True
                 try:
-                    self._pump()
+                    await self._measure()
                     await self._finished.wait()
                 finally:
                     self._running = False

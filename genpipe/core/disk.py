@@ -52,7 +52,7 @@ class Disk:
         if space.free_bytes < needed_bytes + reserve_bytes:
             free_mb, needed_mb = space.free_bytes / 1e6, (needed_bytes + reserve_bytes) / 1e6
             self._be_short(
-                f"the disk of the run folder has {free_mb:,.0f} MB left, and {needed_mb:,.0f} MB are to be "
+                f"the disk of the run folder has {free_mb:,.1f} MB left, and {needed_mb:,.1f} MB are to be "
                 "free before more is sent; free some space there",
                 now_s,
             )

@@ -138,6 +138,8 @@ class Report:
                 os.fsync(out.fileno())
             temporary.replace(self._path)
         except OSError as error:
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
             if not self._told:
                 self._told = True
                 self.note(f"warning: cannot write {self._path}: {error.strerror or error}; the run goes on")

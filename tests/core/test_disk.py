@@ -174,7 +174,7 @@ def test_nothing_more_is_sent_once_what_is_under_way_would_fill_the_disk():
     """Ten answers of about a megabyte, twice, one as large as the largest, and the reserve: 26 MB."""
     core, running = low_core(free_bytes=25_900_000)
 
-    assert "26 MB are to be free" in core.disk_trouble
+    assert "26.0 MB are to be free" in core.disk_trouble
     assert kinds(core, 1.0) == []
     for start in running:
         answer(core, start, 1.5, size_bytes=1_000_000)

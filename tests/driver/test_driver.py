@@ -152,7 +152,23 @@ def test_a_disk_that_stays_short_of_room_ends_the_run_with_all_answers_on_it():
 
     rig = run_virtual(main)
 
-    assert 0 < len(rig.store.done) < 50
+    assert rig.transport.log == []
+
+
+def test_a_run_whose_disk_has_room_later_begins_then():
+    async def main(loop):
+        rig = Rig(loop, count=50, limits=(4,), settings={"disk_wait_s": 30.0})
+        enough, rig.store.room = rig.store.room, Space(free_bytes=10, total_bytes=1 << 40)
+        loop.call_later(12.5, lambda: setattr(rig.store, "room", enough))
+        await rig.driver.run()
+        rig.check_saved()
+        return rig, loop.time()
+
+    rig, ended_s = run_virtual(main)
+
+    assert rig.core.complete
+    assert ended_s >= 13.0
+    assert len(rig.reporter.notes) == 2
 
 
 # ---- a run that goes well ----

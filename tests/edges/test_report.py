@@ -105,7 +105,7 @@ def test_a_reader_in_a_tight_loop_always_finds_one_whole_document_and_never_an_o
         with reporting(tmp_path, servers=[progress()["servers"][0]] * 50) as report:
             for n in range(100):
                 report.publish(NOBODY, 100.0 + n)
-                time.sleep(0.001)
+                time.sleep(0.02)
             last = report.close(NOBODY, 500.0, state="done")
     finally:
         over.set()
