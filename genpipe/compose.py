@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import copy
 import random
+import threading
 import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
@@ -14,7 +15,7 @@ from typing import Any
 from genpipe import __version__
 from genpipe.config import Settings
 from genpipe.core import wording
-from genpipe.core.errors import ConfigError, GenpipeError, ResumeMismatch, StoreError
+from genpipe.core.errors import ConfigError, Fenced, GenpipeError, ResumeMismatch, StoreError
 from genpipe.core.flow import Core
 from genpipe.core.progress import Progress, Restored
 from genpipe.core.values import Chunk
@@ -136,7 +137,7 @@ class _Run:
             model = began_with["request"]["model"]
         if model is None:
             model = served = await self._find_model()
-        folder = self._claim(model, allow_changed=allow_changed)
+        folder = await self._claim(model, allow_changed=allow_changed)
         store, store_thread = await self._open_store(folder, retry_failed=retry_failed)
         source = self._open_source(folder, dialect, store)
         first = await source.read(sum(server.concurrency for server in self.settings.servers))
@@ -194,20 +195,39 @@ class _Run:
                 f"servers now serve {now!r}. Serve that model again, or give another output folder"
             )
 
-    def _claim(self, model: str, *, allow_changed: bool) -> RunFolder:
-        folder = RunFolder.open(
-            self.out,
-            RunIdentity(
-                inputs=self.settings.input.paths,
-                settings=self.settings.shape(model),
-                shard_records=self.settings.output.shard_records,
-                version=__version__,
-            ),
-            OsFiles(),
-            allow_changed=allow_changed,
-            now_text=self._now_text(),
-            warn=self._warn,
+    async def _claim(self, model: str, *, allow_changed: bool) -> RunFolder:
+        """Claim the run folder, in a thread: where the file system has no locks, that may take a while."""
+        ended = threading.Event()
+
+        def pause(seconds: float) -> None:
+            if ended.wait(seconds):
+                raise Fenced(f"stopped while waiting for {self.out}")
+
+        claim = asyncio.ensure_future(
+            asyncio.to_thread(
+                RunFolder.open,
+                self.out,
+                RunIdentity(
+                    inputs=self.settings.input.paths,
+                    settings=self.settings.shape(model),
+                    shard_records=self.settings.output.shard_records,
+                    version=__version__,
+                ),
+                OsFiles(),
+                allow_changed=allow_changed,
+                now_text=self._now_text(),
+                warn=self._warn,
+                pause=pause,
+            )
         )
+        try:
+            folder = await asyncio.shield(claim)
+        except asyncio.CancelledError:
+            # The thread cannot be cancelled: what it still claims is given back.
+            ended.set()
+            with contextlib.suppress(GenpipeError):
+                (await claim).close()
+            raise
         self.stack.callback(folder.close)
         return folder
 
@@ -286,7 +306,7 @@ class _Run:
         driver = Driver(
             core, source=source, transport=transport, store=store, clock=self.clock, reporter=report
         )
-        state, trouble = "failed", None
+        state, trouble, is_ours = "failed", None, True
         self.signals.driver = driver
         try:
             await driver.run()
@@ -304,14 +324,15 @@ class _Run:
             state = "interrupted"
             raise
         except GenpipeError as error:
-            trouble = str(error)
+            trouble, is_ours = str(error), not isinstance(error, Fenced)
             raise
         finally:
             now_s = self.clock.now_s()
             # This takes a file's sync and no more; nothing else is left for the loop to do.
-            last = report.close(core, now_s, state=state, last_error=trouble)
+            last = report.close(core, now_s, state=state, last_error=trouble, is_ours=is_ours)
             # Where the disk is what failed, this fails too, and the first error is the one to be told.
             with contextlib.suppress(StoreError):
+                folder.check_still_mine()
                 folder.end_segment(
                     self._now_text(),
                     why=state,

@@ -7,7 +7,9 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 
@@ -38,13 +40,29 @@ def folder(tmp_path):
 def report(folder, *, age_s=0.0, **changes):
     snapshot = progress(updated_at=text_of(age_s), **changes)
     (folder / "progress.json").write_text(json.dumps(snapshot))
+    written_s = time.time() - age_s
+    os.utime(folder / "progress.json", (written_s, written_s))
     return snapshot
+
+
+def test_a_report_whose_clock_was_set_since_is_as_old_as_its_file(folder):
+    report(folder, age_s=0)
+    snapshot = progress(updated_at=text_of(86_400))
+    (folder / "progress.json").write_text(json.dumps(snapshot))
+
+    assert status.look(folder).note is None
 
 
 def sign(folder, **changes):
     """Put another owner's name on the lock."""
     owner = json.loads((folder / ".lock").read_bytes())
     (folder / ".lock").write_text(json.dumps({**owner, **changes}))
+
+
+def owner_of(pid):
+    """How a process of that number would have signed."""
+    text = (Path("/proc") / str(pid) / "stat").read_text()
+    return {"pid": pid, "pid_start": int(text.rpartition(")")[2].split()[19])}
 
 
 def ended_pid():
@@ -122,6 +140,42 @@ def test_a_process_of_the_same_number_after_a_restart_of_the_machine_is_not_the_
     sign(folder, boot_id="00000000-0000-0000-0000-000000000000")
 
     assert not status.look(folder).alive
+
+
+def test_another_process_that_was_given_the_dead_drivers_number_is_not_the_driver(folder):
+    report(folder, age_s=2)
+    before = status.look(folder)
+    owner = json.loads((folder / ".lock").read_bytes())
+    sign(folder, pid_start=owner["pid_start"] - 1)
+
+    assert before.alive
+    assert not status.look(folder).alive
+
+
+@pytest.mark.parametrize("changes", [{"pid_start": None}, {"pid_namespace": "pid:[1]"}, {"boot_id": None}])
+@pytest.mark.parametrize(("age_s", "alive"), [(2, True), (60, False)])
+def test_of_a_driver_that_cannot_be_told_from_another_process_the_reports_are_the_sign(
+    folder, changes, age_s, alive
+):
+    report(folder, age_s=age_s)
+    sign(folder, **changes)
+
+    assert status.look(folder).alive is alive
+
+
+def test_a_driver_that_was_killed_and_that_nobody_waited_for_is_dead(folder):
+    report(folder)
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        sign(folder, **owner_of(process.pid))
+        before = status.look(folder)
+        os.kill(process.pid, signal.SIGKILL)
+        deadline_s = time.monotonic() + 10
+        while status.look(folder).alive and time.monotonic() < deadline_s:
+            time.sleep(0.01)
+        after = status.look(folder)
+        assert process.returncode is None
+
+    assert (before.alive, after.alive) == (True, False)
 
 
 @pytest.mark.parametrize("lock", [b"", b"{", b"[]", b"{}", b'{"pid":"x","host":"y"}', None])

@@ -12,8 +12,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Protocol
 
-from genpipe.core.errors import DiskFull, Fenced, StoreError
+from genpipe.core.errors import DiskFull, StoreError
 from genpipe.core.values import Space
+from genpipe.edges.interrupted import again, close
 
 TEMPORARY = ".tmp"
 """Ending of a file that is being written; whatever bears it at a start is rubbish."""
@@ -122,28 +123,28 @@ class OsFiles:
 
     def length(self, handle: int) -> int:
         """See :class:`Files`."""
-        return os.fstat(handle).st_size
+        return again(lambda: os.fstat(handle)).st_size
 
     def truncate(self, handle: int, size: int) -> None:
         """See :class:`Files`."""
-        assert size <= os.fstat(handle).st_size
+        assert size <= again(lambda: os.fstat(handle)).st_size
         os.ftruncate(handle, size)
 
     def close(self, handle: int) -> None:
         """See :class:`Files`."""
-        os.close(handle)
+        close(handle)
 
     def rename(self, old: Path, new: Path) -> None:
         """See :class:`Files`."""
-        old.replace(new)
+        again(lambda: old.replace(new))
 
     def unlink(self, path: Path) -> None:
         """See :class:`Files`."""
-        path.unlink()
+        again(path.unlink)
 
     def mkdir(self, path: Path) -> None:
         """See :class:`Files`."""
-        path.mkdir()
+        again(path.mkdir)
 
     def sync_folder(self, path: Path) -> None:
         """See :class:`Files`."""
@@ -151,7 +152,7 @@ class OsFiles:
         try:
             os.fsync(handle)
         finally:
-            os.close(handle)
+            close(handle)
 
     def sync_path(self, path: Path) -> None:
         """See :class:`Files`."""
@@ -159,40 +160,44 @@ class OsFiles:
         try:
             _fdatasync(handle)
         finally:
-            os.close(handle)
+            close(handle)
 
     def make_read_only(self, path: Path) -> None:
         """See :class:`Files`."""
-        path.chmod(0o444)
+        again(lambda: path.chmod(0o444))
 
     def space(self, path: Path) -> Space:
         """See :class:`Files`."""
-        disk = os.statvfs(path)
+        disk = again(lambda: os.statvfs(path))
         # What is kept back for the administrator is not ours to use, nor to count.
         usable = disk.f_blocks - disk.f_bfree + disk.f_bavail
         return Space(free_bytes=disk.f_bavail * disk.f_frsize, total_bytes=usable * disk.f_frsize)
 
     def read(self, path: Path) -> bytes:
         """See :class:`Files`."""
-        return path.read_bytes()
+        return again(path.read_bytes)
 
     def read_ends(self, path: Path, size: int) -> tuple[bytes, bytes]:
         """See :class:`Files`."""
         handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            length = os.fstat(handle).st_size
+            length = again(lambda: os.fstat(handle)).st_size
             return os.pread(handle, size, 0), os.pread(handle, size, max(0, length - size))
         finally:
-            os.close(handle)
+            close(handle)
 
     def sizes(self, path: Path) -> dict[str, int]:
         """See :class:`Files`."""
-        with os.scandir(path) as entries:
-            return {entry.name: entry.stat().st_size for entry in entries if entry.is_file()}
+        return again(lambda: _sizes(path))
 
     def exists(self, path: Path) -> bool:
         """See :class:`Files`."""
-        return path.exists()
+        return again(path.exists)
+
+
+def _sizes(path: Path) -> dict[str, int]:
+    with os.scandir(path) as entries:
+        return {entry.name: entry.stat().st_size for entry in entries if entry.is_file()}
 
 
 @contextmanager
@@ -221,18 +226,30 @@ def blaming(path: Path, doing: str) -> Iterator[None]:
         ) from error
 
 
+def write_what_fits(files: Files, handle: int, data: bytes) -> tuple[int, OSError | None]:
+    """Append ``data``, however little each write takes: how many bytes were taken, and what stopped it."""
+    view = memoryview(data)
+    done = 0
+    while done < len(data):
+        try:
+            taken = files.write(handle, view[done:])
+        except OSError as error:
+            return done, error
+        if taken <= 0:
+            return done, OSError(errno.EIO, "a write took no bytes")
+        done += taken
+    return done, None
+
+
 def write_all(files: Files, handle: int, data: bytes) -> None:
-    """Append all of ``data``, however little each write takes.
+    """Append all of ``data``.
 
     Raises:
         OSError: it cannot be written; part of it may stand in the file.
     """
-    view = memoryview(data)
-    while view:
-        taken = files.write(handle, view)
-        if taken <= 0:
-            raise OSError(errno.EIO, "a write took no bytes")
-        view = view[taken:]
+    _, trouble = write_what_fits(files, handle, data)
+    if trouble is not None:
+        raise trouble
 
 
 def replace_atomically(files: Files, path: Path, data: bytes) -> None:
@@ -274,114 +291,3 @@ def make_folder(files: Files, path: Path) -> None:
     with suppress(FileExistsError):
         files.mkdir(path)
     files.sync_folder(path.parent)
-
-
-class Appender:
-    """One file that only grows, and how much of it is known to be durable.
-
-    One owner. After any error the owner must assume nothing about the bytes past ``durable_bytes``.
-
-    Attributes:
-        path: the file.
-        size_bytes: what was written, whether durable or not.
-        durable_bytes: what a power loss would leave at least.
-    """
-
-    __slots__ = ("_files", "_handle", "durable_bytes", "path", "size_bytes")
-
-    def __init__(self, files: Files, path: Path, *, new: bool) -> None:
-        """Open ``path``: created if ``new`` (its name is not durable yet), else synced as it stands.
-
-        Raises:
-            StoreError: it cannot be opened or synced.
-        """
-        self._files = files
-        self.path = path
-        with blaming(path, "create" if new else "open"):
-            self._handle: int | None = files.open_append(path, new=new)
-        self.size_bytes = self.durable_bytes = 0
-        if not new:
-            try:
-                with blaming(path, "sync"):
-                    # After a kill the page cache may be newer than the disk: what was read from it must be
-                    # made durable before anything is built upon it.
-                    files.sync(self._handle)
-                    self.size_bytes = self.durable_bytes = files.length(self._handle)
-            except StoreError:
-                self.close()
-                raise
-
-    def append(self, data: bytes) -> None:
-        """Write ``data`` at the end, or nothing of it; it is durable only after :meth:`sync`.
-
-        Raises:
-            DiskFull: there is no room for it; the file is as it was.
-            Fenced: somebody else writes to the file.
-            StoreError: it was not written.
-        """
-        assert self._handle is not None
-        with blaming(self.path, "append to"):
-            try:
-                write_all(self._files, self._handle, data)
-            except OSError:
-                self._cut_back()
-                raise
-            length = self._files.length(self._handle)
-        self.size_bytes += len(data)
-        if length != self.size_bytes:
-            raise Fenced(
-                f"{self.path} holds {length} bytes where {self.size_bytes} were written: another program "
-                "writes to it. See that only one driver runs, and start the same command again"
-            )
-
-    def sync(self) -> None:
-        """Make everything durable that had been appended when this was called.
-
-        Raises:
-            StoreError: what was appended since the last sync may be lost; this is not to be tried again.
-        """
-        assert self._handle is not None
-        size_bytes = self.size_bytes
-        with blaming(self.path, "sync"):
-            self._files.sync(self._handle)
-        self.durable_bytes = size_bytes
-
-    def forget(self) -> None:
-        """Cut off what is not known to be durable. Nothing is synced, so that the cut may be undone.
-
-        Raises:
-            StoreError: it was not cut.
-        """
-        self.size_bytes = self.durable_bytes
-        with blaming(self.path, "cut"):
-            self._cut_back()
-
-    def cut(self, size_bytes: int) -> None:
-        """Shorten the file to ``size_bytes``, durably.
-
-        Raises:
-            StoreError: it was not cut.
-        """
-        assert self._handle is not None
-        assert size_bytes <= self.size_bytes
-        with blaming(self.path, "cut"):
-            self._files.truncate(self._handle, size_bytes)
-            self._files.sync(self._handle)
-        self.size_bytes = self.durable_bytes = size_bytes
-
-    def _cut_back(self) -> None:
-        """Let the file end where the last whole append did."""
-        assert self._handle is not None
-        try:
-            if self._files.length(self._handle) > self.size_bytes:
-                self._files.truncate(self._handle, self.size_bytes)
-        except OSError as error:
-            # Where there is no room and no cut either, the file is beyond us: waiting would be no help.
-            raise OSError(errno.EIO, f"{error.strerror}, after it could not be written") from error
-
-    def close(self) -> None:
-        """Give the handle back; nothing is synced. May be called twice."""
-        handle, self._handle = self._handle, None
-        if handle is not None:
-            with blaming(self.path, "close"):
-                self._files.close(handle)

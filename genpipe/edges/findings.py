@@ -1,7 +1,6 @@
 """What can be wrong with a run folder, and how it is told."""
 
 from dataclasses import dataclass
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -116,7 +115,7 @@ def of_bytes(file: str, found: Scan, *, by: str, in_flight: bool) -> list[Findin
     return [Finding(file=file, what=what, then=then, in_flight=in_flight and found.is_torn)]
 
 
-def of_entry(file: str, found: Scan, entry: Entry, *, is_as_listed: bool) -> list[Finding]:
+def of_entry(file: str, found: Scan, entry: Entry, *, is_as_sealed: bool) -> list[Finding]:
     """How a sealed shard differs from what was sealed.
 
     The sums, which take a JSON parse of every line, are counted again only where the digest is another: they
@@ -126,14 +125,14 @@ def of_entry(file: str, found: Scan, entry: Entry, *, is_as_listed: bool) -> lis
         file: the shard's name in the run folder.
         found: what it holds.
         entry: what the manifest says.
-        is_as_listed: it holds just the prompts that the manifest lists, each once.
+        is_as_sealed: it has the length and the SHA-256 that the manifest says.
     """
     data = found.data
     told: list[tuple[str, str]] = []
-    if sha256(data).hexdigest() == entry.digest and len(data) == entry.size_bytes:
-        if not is_as_listed and set(found.indices) != set(entry.indices()):
+    if is_as_sealed:
+        if set(found.indices) != set(entry.indices()):
             told.append(("holds other prompts than the manifest lists", "--repair lists it again"))
-    elif len(data) > entry.size_bytes and sha256(data[: entry.size_bytes]).hexdigest() == entry.digest:
+    elif len(data) > entry.size_bytes and entry.covers(data[: entry.size_bytes]):
         more = f"has {len(data) - entry.size_bytes} bytes behind those that were sealed"
         told.append((more, f"a start moves them to {QUARANTINE}/"))
     else:

@@ -4,9 +4,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from genpipe.core.errors import DiskFull, Fenced, StoreError
+from genpipe.edges.appender import Appender
 from genpipe.edges.background import Background
-from genpipe.edges.files import Appender, Files, blaming
+from genpipe.edges.files import Files, blaming
 from genpipe.edges.shards import Entry, Tally, shard_name
+
+WORTH_A_THREAD_BYTES = 128 << 10
+"""Fewer bytes are hashed sooner than another thread is woken up."""
 
 
 class Journal:
@@ -68,7 +72,8 @@ class Journal:
         assert not self.is_sealed
         data = b"".join(lines)
         self._guard()
-        digest = self._background.submit(self.tally.digest_over, data)
+        background = self._background if len(data) >= WORTH_A_THREAD_BYTES else Background(None)
+        digest = background.submit(self.tally.digest_over, data)
         try:
             self._appender.append(data)
             self.is_spoiled = True

@@ -3,7 +3,8 @@
 from threading import Lock
 
 from genpipe.core.errors import DiskFull, Fenced, StoreError
-from genpipe.edges.files import Appender, Files, blaming, replace_atomically
+from genpipe.edges.appender import Appender
+from genpipe.edges.files import Files, blaming, replace_atomically
 
 
 class ListFile:

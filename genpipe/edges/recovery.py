@@ -9,7 +9,8 @@ from genpipe.core.bitmap import Bitmap
 from genpipe.core.errors import StoreError
 from genpipe.core.values import Sums
 from genpipe.edges import done_indices, lines
-from genpipe.edges.files import TEMPORARY, Appender, Files, blaming, make_folder, replace_atomically
+from genpipe.edges.appender import Appender
+from genpipe.edges.files import TEMPORARY, Files, blaming, make_folder, replace_atomically
 from genpipe.edges.mending import Mender
 from genpipe.edges.record import facts_of
 from genpipe.edges.run_folder import SEGMENTS

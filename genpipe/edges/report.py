@@ -54,6 +54,7 @@ class Report:
         self._news = threading.Condition()
         self._closing = False
         self._told = False
+        self._is_ours = True
         self._thread = threading.Thread(target=self._work, name="genpipe-report")
         self._thread.start()
 
@@ -66,7 +67,9 @@ class Report:
         with contextlib.suppress(OSError):
             self._display.note(text)
 
-    def close(self, core: Core, now_s: float, *, state: str, last_error: str | None = None) -> dict[str, Any]:
+    def close(
+        self, core: Core, now_s: float, *, state: str, last_error: str | None = None, is_ours: bool = True
+    ) -> dict[str, Any]:
         """Write the last snapshot, durably, and end the thread.
 
         Args:
@@ -74,6 +77,7 @@ class Report:
             now_s: the run's clock.
             state: how the run ended.
             last_error: what ended it, if an error did.
+            is_ours: the folder is; in another driver's, nothing is written any more.
 
         Returns:
             The last snapshot.
@@ -87,6 +91,7 @@ class Report:
             # The thread must end though a snapshot cannot be taken, or the process never would.
             with self._news:
                 self._latest = last
+                self._is_ours = is_ours
                 self._closing = True
                 self._news.notify()
             self._thread.join()
@@ -129,6 +134,8 @@ class Report:
 
     def _write(self, snapshot: dict[str, Any]) -> None:
         """Replace the file, so that a reader at any instant sees one whole document."""
+        if not self._is_ours:
+            return
         temporary = self._path.with_name(self._path.name + ".tmp")
         try:
             with open(temporary, "wb") as out:

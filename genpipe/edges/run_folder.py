@@ -11,7 +11,8 @@ from uuid import uuid4
 
 from genpipe.core.errors import ConfigError, ResumeMismatch
 from genpipe.edges import lines
-from genpipe.edges.files import TEMPORARY, Appender, Files, blaming, make_folder, replace_atomically
+from genpipe.edges.appender import Appender
+from genpipe.edges.files import TEMPORARY, Files, blaming, make_folder, replace_atomically
 from genpipe.edges.heartbeat import HEARTBEAT, Pause
 from genpipe.edges.lock import LOCK, FolderLock
 from genpipe.edges.shards import scan

@@ -14,13 +14,14 @@ T = TypeVar("T")
 class StoreThread:
     """A :class:`Store` behind the core's ``Store`` port: nothing of it is done on the event loop's thread.
 
-    Groups are encoded in one thread and written in another, each in the order in which they came, so that
-    the next group is encoded while the disk is at work. A caller that is cancelled stops waiting; the step
-    that it began is carried out to its end.
+    Groups are written in one thread, in the order in which they came. A group that comes while another is
+    written is encoded in a second one meanwhile. A caller that is cancelled stops waiting; the step that it
+    began is carried out to its end.
     """
 
     def __init__(self, store: Store) -> None:
         self._store = store
+        self._under_way = 0
         self._encoder = ThreadPoolExecutor(max_workers=1, thread_name_prefix="genpipe-encode")
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="genpipe-store")
 
@@ -31,8 +32,16 @@ class StoreThread:
 
     async def commit(self, group: Group) -> Space:
         """See :meth:`genpipe.core.ports.Store.commit`."""
-        encoded = self._encoder.submit(self._store.encode, group)
-        return await self._carry_out(lambda: self._write(encoded.result()))
+        self._under_way += 1
+        if self._under_way == 1:
+            write = self._carry_out(lambda: self._write(self._store.encode(group)))
+        else:
+            encoded = self._encoder.submit(self._store.encode, group)
+            write = self._carry_out(lambda: self._write(encoded.result()))
+        try:
+            return await write
+        finally:
+            self._under_way -= 1
 
     async def space(self) -> Space:
         """See :meth:`genpipe.core.ports.Store.space`."""

@@ -288,10 +288,13 @@ def _look_at(files: Files, folder: Path, shard: ShardFile, entry: Entry | None) 
             then="see to the disk (or its permissions)",
         )
         return _Seen(file=file, size_bytes=0, ranges=[], indices=[], findings=[problem])
-    found = scan(data)
+    is_as_sealed = entry is not None and entry.covers(data)
+    found = scan(data, is_as_sealed=is_as_sealed)
     by = "a start" if shard.is_open else "--repair"
     is_as_listed = entry is not None and sorted(found.indices) == list(entry.indices())
-    findings = [] if entry is None else of_entry(file, found, entry, is_as_listed=is_as_listed)
+    findings = []
+    if entry is not None and not (is_as_sealed and is_as_listed):
+        findings += of_entry(file, found, entry, is_as_sealed=is_as_sealed)
     findings += of_bytes(file, found, by=by, in_flight=shard.is_open)
     return _Seen(
         file=file,

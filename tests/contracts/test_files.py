@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from genpipe.core.errors import DiskFull, StoreError
-from genpipe.edges.files import Appender, Files, OsFiles, blaming, make_folder, replace_atomically, write_all
+from genpipe.edges.appender import Appender
+from genpipe.edges.files import Files, OsFiles, blaming, make_folder, replace_atomically, write_all
 from tests.edges.memory_files import MemoryFiles, PowerLoss
 
 

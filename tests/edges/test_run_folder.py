@@ -6,11 +6,13 @@ import os
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from genpipe.core.errors import ConfigError, Fenced, ResumeMismatch, StoreError
+from genpipe.core.errors import ConfigError, Fenced, ResumeMismatch
+from genpipe.edges import heartbeat
 from genpipe.edges.files import OsFiles
 from genpipe.edges.lock import FolderLock
 from genpipe.edges.run_folder import RunFolder, RunIdentity
@@ -192,7 +194,9 @@ def test_a_second_driver_is_turned_away_with_the_name_of_the_first(tmp_path):
         assert word in str(caught.value)
     assert tree(tmp_path) == before
     owner = json.loads(before[".lock"])
-    assert owner.keys() == {"pid", "host", "boot_id", "start", "epoch", "nonce"}
+    assert owner.keys() == {
+        *("pid", "pid_start", "pid_namespace", "host", "boot_id", "start", "epoch", "nonce"),
+    }
     first.check_still_mine()
     first.close()
     claim(tmp_path).close()
@@ -239,13 +243,37 @@ def test_a_lock_file_that_is_not_ours_any_more_is_noticed(tmp_path, how):
     folder.close()
 
 
-@pytest.mark.parametrize("code", ["ENOLCK", "ENOSYS", "EOPNOTSUPP"])
-def test_a_file_system_without_locks_is_named(tmp_path, code):
+def test_on_a_file_system_without_locks_a_run_is_claimed_with_a_warning(tmp_path, monkeypatch):
     def flock(handle, operation):
-        raise OSError(getattr(errno, code), os.strerror(getattr(errno, code)))
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
-    with pytest.raises(StoreError, match=r"cannot lock .*\.lock.*no locks"):
-        FolderLock.take(tmp_path, started_at=NOW, flock=flock)
+    monkeypatch.setattr("genpipe.edges.run_folder.FolderLock.take", partial(FolderLock.take, flock=flock))
+    monkeypatch.setattr(heartbeat, "SETTLE_S", 0.01)
+    warnings: list[str] = []
+    first = claim(tmp_path, warnings=warnings)
+
+    assert [("cannot lock" in warning, "\n" in warning) for warning in warnings] == [(True, False)]
+    with pytest.raises(Fenced, match=f"pid {os.getpid()}"):
+        claim(tmp_path, warnings=[])
+    first.check_still_mine()
+    (tmp_path / ".lock.heartbeat").unlink()
+    with pytest.raises(Fenced, match="heartbeat was removed"):
+        first.check_still_mine()
+    first.close()
+    claim(tmp_path, warnings=[]).close()
+
+
+@pytest.mark.parametrize("data", [b"", b"{}"])
+def test_a_start_that_died_in_its_claim_leaves_a_folder_that_can_be_claimed(tmp_path, monkeypatch, data):
+    monkeypatch.setattr(heartbeat, "TTL_S", 0.1)
+    monkeypatch.setattr(heartbeat, "SETTLE_S", 0.01)
+    monkeypatch.setattr(heartbeat, "LOOK_S", 0.01)
+    (tmp_path / ".lock").write_bytes(b"")
+    (tmp_path / ".lock.heartbeat").write_bytes(data)
+    (tmp_path / ".lock.heartbeat.0123.tmp").write_bytes(data)
+    claim(tmp_path, warnings=[]).close()
+
+    assert (tmp_path / "run.json").exists()
 
 
 def test_a_lock_file_without_sense_is_no_hindrance(tmp_path):
