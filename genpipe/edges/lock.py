@@ -22,6 +22,7 @@ LOCK = ".lock"
 _TRIES = 5
 _SIGN_TRIES = 50
 _SIGN_PAUSE_S = 0.01
+_LOOK_PAUSE_S = 0.05
 _OWNER_BYTES_MAX = 4096
 _NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP})
 
@@ -172,7 +173,12 @@ if hasattr(os, "register_at_fork"):
 def _lock(handle: int, path: Path, warn: Warn, flock: Callable[[int, int], None]) -> bool:
     """Lock the file; False where the file system has no locks."""
     try:
-        flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            # Whoever only looks whether a driver is at work holds it for an instant.
+            time.sleep(_LOOK_PAUSE_S)
+            flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         owner = _owner_soon(handle)
         raise Fenced(

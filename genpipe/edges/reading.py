@@ -105,7 +105,7 @@ def driver_at_work(folder: Path) -> bool:
     except OSError:
         return False
     try:
-        # Held for a moment where nobody else holds it: a driver that starts in that moment is turned away.
+        # Held for an instant where nobody else holds it; a driver that starts just then tries once more.
         fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True

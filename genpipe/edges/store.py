@@ -107,6 +107,7 @@ class Store:
         self._failures = ListFile(files, state.failures, may_lag=False)
         # Shards that are sealed and that the manifest is not known to list, oldest first.
         self._unlisted: list[Entry] = []
+        self._must_list = False
         self._checkpoint: Job[list[Entry]] | None = None
         # Of groups that met a full disk half-way, by number: how many of their records are durable.
         self._half_done: dict[int, int] = {}
@@ -269,10 +270,8 @@ class Store:
         except (DiskFull, Fenced):
             raise
         except StoreError:
-            # Never another sync of that file: its word could not be believed. Its length is made durable in
-            # the manifest before the same lines stand in the next one, because the cut itself is not synced.
+            # Never another sync of that file: its word could not be believed.
             self._go_on()
-            self._list_all()
             self._journal.write(lines)
         self._guard()
 
@@ -281,10 +280,16 @@ class Store:
         if self._checkpoint is not None and self._checkpoint.is_over:
             self._join()
         if self._journal.is_spoiled:
+            self._must_list = True
             self._seal()
         if self._journal.is_sealed:
             self._journal.begin_next()
         self._list_sealed()
+        if self._must_list:
+            # The shard was cut, and the cut is not synced: its length must be durable in the manifest before
+            # what was cut off stands in the next shard.
+            self._list_all()
+            self._must_list = False
 
     def _count(self, part: Sequence[Finished]) -> None:
         """Durable records are done."""

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from genpipe.edges.lines import TRAILER_BYTES, body_of, decode, encode, index_of
+from genpipe.edges.lines import ENDS_BYTES, TRAILER_BYTES, body_of, decode, encode, index_of, looks_whole
 
 MEMBERS = b'{"index":12,"a":"\xc3\xa9\xe2\x80\xa8,\\"_c\\":\\"12345678\\"}"'
 
@@ -63,3 +63,25 @@ def test_what_is_no_line_does_not_count(line):
 )
 def test_the_index_is_read_off_the_first_key(line, index):
     assert index_of(line) == index
+
+
+def test_an_index_is_read_where_its_record_begins():
+    data = encode(b'{"index":7') + encode(b'{"index":89')
+
+    assert index_of(data, len(data) // 2) == 89
+    assert index_of(data, 1) is None
+
+
+@pytest.mark.parametrize("index", [0, 10**19 - 1])
+@pytest.mark.parametrize("members", [b"", b',"a":"' + b"x" * 99 + b'"'])
+def test_a_whole_file_looks_whole_by_its_ends_and_one_that_lost_either_does_not(index, members):
+    data = encode(b'{"index":%d%b' % (index, members))
+    size = len(data)
+    first, last = data[:ENDS_BYTES], data[-ENDS_BYTES:]
+
+    assert looks_whole(first, last)
+    assert not looks_whole(bytes(len(first)), last)
+    assert not looks_whole(first, bytes(len(last)))
+    assert not looks_whole(first, data[-ENDS_BYTES - 1 : size - 1])
+    assert not looks_whole(data[1 : ENDS_BYTES + 1], last)
+    assert not looks_whole(b"", b"")

@@ -600,3 +600,12 @@ def test_a_folder_that_changes_hands_again_and_again_is_an_error_and_no_endless_
 
     with pytest.raises(Fenced, match="again and again"):
         Heartbeat.take(tmp_path, owner.signature(started_at=NOW, nonce="a"), warn=pytest.fail)
+
+
+def test_a_look_at_the_lock_turns_nobody_away(tmp_path):
+    handle = os.open(tmp_path / ".lock", os.O_RDWR | os.O_CREAT)
+    fcntl.flock(handle, fcntl.LOCK_SH)
+    timer = threading.Timer(0.01, os.close, [handle])
+    timer.start()
+    FolderLock.take(tmp_path, started_at="now", warn=pytest.fail).release()
+    timer.join()

@@ -2,17 +2,23 @@
 
 import errno
 import json
+import os
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 from genpipe.core.errors import DiskFull, StoreError
 from genpipe.edges import lines
 from genpipe.edges.files import OsFiles
+from genpipe.edges.recovery import Recovery
+from genpipe.edges.shards import Tally
 from genpipe.edges.store import Store
 from tests.edges import audit
 from tests.edges.audit import FOLDER
-from tests.edges.memory_files import MemoryFiles
+from tests.edges.memory_files import MemoryFiles, PowerLoss
 from tests.edges.samples import WALL, given_up, group
 
 SHARDS = FOLDER / "shards"
@@ -55,7 +61,6 @@ def test_an_undamaged_folder_opens_without_a_word_and_without_reading_sealed_sha
     store.close()
 
     assert list(store.done) == list(range(11))
-    assert store.next_seq == 2
     assert store.sums.output_tokens == sum(range(10, 21))
     assert not {path.name for path in SEALED} & set(files.reads)
 
@@ -144,10 +149,9 @@ def test_a_sealed_shard_of_another_size_is_read_again(files):
 def test_a_crash_between_the_rename_and_the_next_shard_is_gone_on_from(files):
     files.remove(OPEN)
     files.put(DONE_INDICES, b"".join(b"%d\n" % n for n in range(8)))
-    store, warnings = reopen(files)
+    _, warnings = reopen(files)
 
     assert warnings == []
-    assert store.next_seq == 2
     assert files.sizes(SHARDS)[OPEN.name] == 0
 
 
@@ -157,19 +161,18 @@ def test_a_full_shard_that_was_not_renamed_is_sealed(files):
     files.remove(OPEN)
     files.put(MANIFEST, files.read(MANIFEST).split(b"\n")[0] + b"\n")
     files.put(DONE_INDICES, b"".join(b"%d\n" % n for n in range(8)))
-    store, warnings = reopen(files)
+    _, warnings = reopen(files)
 
     assert warnings == []
-    assert store.next_seq == 2
+    assert sorted(files.sizes(SHARDS)) == [*(path.name for path in SEALED), OPEN.name]
     quiet_after(files)
 
 
 def test_of_two_open_shards_the_older_is_sealed(files):
     files.put(SHARDS / "part-000003.jsonl.open", b"")
-    store, warnings = reopen(files)
+    _, warnings = reopen(files)
 
     assert warnings == []
-    assert store.next_seq == 3
     assert sorted(files.sizes(SHARDS)) == [
         *("part-000000.jsonl", "part-000001.jsonl", "part-000002.jsonl", "part-000003.jsonl.open")
     ]
@@ -196,25 +199,43 @@ def test_an_open_shard_never_replaces_a_sealed_one_of_the_same_number(files):
 
 
 def test_of_two_records_of_a_prompt_the_earlier_shards_counts(files):
-    files.put(SHARDS / "part-000003.jsonl", files.read(SEALED[0]) + files.read(OPEN))
+    again = files.read(SEALED[0]) + files.read(OPEN).splitlines(keepends=True)[0]
+    files.put(SHARDS / "part-000003.jsonl", again)
+    files.put(MANIFEST, files.read(MANIFEST) + Tally.of(again.splitlines(keepends=True)).entry(3, 1).encode())
     store, warnings = reopen(files)
 
     assert list(store.done) == list(range(11))
     assert sum("an earlier shard has" in w for w in warnings) == 1
+    assert files.read(SHARDS / "part-000003.jsonl") == again
     assert reopen(files)[0].sums.output_tokens == sum(range(10, 21))
+
+
+def test_doubled_records_of_a_shard_that_is_read_anyway_are_kept_aside(files):
+    # What a power loss leaves: a cut that was undone, of a shard that was not listed yet.
+    tail = files.read(OPEN)
+    files.put(SEALED[1], files.read(SEALED[1]) + tail)
+    files.put(MANIFEST, files.read(MANIFEST).splitlines(keepends=True)[0])
+    store, warnings = reopen(files)
+
+    assert list(store.done) == list(range(11))
+    assert files.read(OPEN) == b""
+    assert files.read(FOLDER / "quarantine" / f"{OPEN.name}@0") == tail
+    assert len(warnings) == 1
+    audit.check(files.crash(), range(11))
+    quiet_after(files)
 
 
 def test_of_two_records_of_a_prompt_in_one_shard_the_first_counts(files):
     files.put(OPEN, files.read(OPEN) + files.read(OPEN).split(b"\n")[0] + b"\n")
     warnings: list[str] = []
-    store = Store.open(FOLDER, files, shard_records=9, wall=WALL, warn=warnings.append)
+    store = Store.open(FOLDER, files, shard_records=8, wall=WALL, warn=warnings.append)
 
     assert store.sums.records == 11
-    assert any("more lines than prompts" in w for w in warnings)
+    assert any("1 records of prompts that stand before them" in w for w in warnings)
     store.commit(group(*range(30, 35)))
     store.close()
     assert audit.manifest(files)[2]["count"] == 8
-    assert reopen(files, shard_records=9)[0].sums.records == 16
+    assert reopen(files, shard_records=8)[0].sums.records == 16
 
 
 @pytest.mark.parametrize("damage", ["gone", "empty", "torn", "flipped", "zeros", "disagrees", "garbage"])
@@ -239,7 +260,8 @@ def test_the_manifest_is_made_again_from_the_shards(files, damage):
     store, warnings = reopen(files)
 
     assert list(store.done) == list(range(11))
-    assert any(str(MANIFEST) in w for w in warnings)
+    # An empty manifest and two shards that it does not list are also what a crash leaves.
+    assert any(str(MANIFEST) in w for w in warnings) == (damage != "empty")
     assert audit.manifest(files) == {entry["seq"]: entry for entry in audit.whole_lines(data)}
     quiet_after(files)
 
@@ -294,7 +316,8 @@ def test_a_lost_shard_is_named_and_its_prompts_run_again_under_a_new_number(file
     assert list(store.done) == [0, 1, 2, 3, 8, 9, 10]
     assert any(str(SEALED[1]) in w and "4 records" in w for w in warnings)
     files.remove(OPEN)
-    assert reopen(files)[0].next_seq == 2
+    reopen(files)
+    assert OPEN.name in files.sizes(SHARDS)
 
 
 @pytest.mark.parametrize("how", ["folder", "contents"])
@@ -330,7 +353,8 @@ def test_a_torn_failure_is_asked_again(files):
     files.put(FAILED, files.read(FAILED)[:-5])
     store, warnings = reopen(files)
 
-    assert (store.failed_now_count, store.failed_for_good_count) == (1, 1)
+    assert store.failed_for_good_count == 1
+    assert [line["index"] for line in audit.whole_lines(files.read(FAILED))] == [20]
     assert any(str(FAILED) in w for w in warnings)
     quiet_after(files)
 
@@ -338,11 +362,11 @@ def test_a_torn_failure_is_asked_again(files):
 def test_a_success_beats_a_failure_and_the_last_failure_counts(files):
     store = Store.open(FOLDER, files, shard_records=4, wall=WALL, warn=pytest.fail, retry_failed=True)
     store.commit(group(20, failures=[given_up(21, for_good=True)]))
-    live = (store.failed_now_count, store.failed_for_good_count)
+    live = store.failed_for_good_count
     store.close()
     store, _ = reopen(files)
 
-    assert live == (store.failed_now_count, store.failed_for_good_count) == (1, 1)
+    assert live == store.failed_for_good_count == 1
     assert 20 in store.done
     assert list(store.skip) == [*range(11), 20, 21]
 
@@ -402,3 +426,297 @@ def test_a_real_folder_recovers_like_the_model(tmp_path):
     assert len(warnings) == 3
     audit.check_at_rest(files, tmp_path)
     assert reopen(files, tmp_path)[1] == []
+
+
+# What the manifest lists is believed after a look at its ends, and mended by replacing it.
+
+
+def recover(files, folder=FOLDER, *, deep=False) -> list[str]:
+    """A recovery without a store around it; what it told."""
+    warnings: list[str] = []
+    state = Recovery(
+        folder, files, shard_records=4, epoch=7, warn=warnings.append, guard=lambda: None, deep=deep
+    ).run()
+    for appender in (state.journal, state.manifest, state.failures, state.done_indices):
+        appender.close()
+    return warnings
+
+
+def protected(files) -> None:
+    """Sealed shards as the store leaves them."""
+    for path in SEALED:
+        files.make_read_only(path)
+
+
+def is_read_only(files, path) -> bool:
+    try:
+        files.close(files.open_append(path, new=False))
+    except PermissionError:
+        return True
+    return False
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda data: b"\0" * len(data),
+        lambda data: b"\0" * 40 + data[40:],
+        lambda data: data[:-40] + b"\0" * 40,
+        lambda data: data[:-1] + b" ",
+        lambda data: b" " + data[1:],
+    ],
+)
+def test_a_sealed_shard_that_kept_its_length_and_lost_its_ends_is_read_and_mended(files, damage):
+    data = files.read(SEALED[0])
+    files.put(SEALED[0], damage(data))
+    protected(files)
+    store, warnings = reopen(files)
+
+    assert set(range(4, 11)) <= set(store.done)
+    assert len(store.done) < 11
+    assert [w for w in warnings if str(SEALED[0]) in w and "begin and end" in w]
+    assert is_read_only(files, SEALED[0])
+    assert sum(files.sizes(FOLDER / "quarantine").values()) + files.sizes(SHARDS)[SEALED[0].name] == len(data)
+    quiet_after(files)
+
+
+def test_bytes_behind_those_that_were_sealed_are_cut_off_and_kept_aside(files):
+    sealed = files.read(SEALED[0])
+    doubled = files.read(SEALED[1])[:-9]
+    before = files.read(MANIFEST)
+    files.put(SEALED[0], sealed + doubled)
+    protected(files)
+    store, warnings = reopen(files)
+
+    assert list(store.done) == list(range(11))
+    assert len(warnings) == 1
+    assert files.read(SEALED[0]) == sealed
+    assert files.read(FOLDER / "quarantine" / f"{SEALED[0].name}@{len(sealed)}") == doubled
+    assert files.read(MANIFEST) == before
+    assert is_read_only(files, SEALED[0])
+    audit.check(files.crash(), range(11))
+    quiet_after(files)
+
+
+def test_a_longer_shard_whose_first_bytes_are_others_is_read_and_mended(files):
+    data = files.read(SEALED[0])
+    files.put(SEALED[0], data.replace(b"answer to 1", b"answer to X") + data[:30])
+    store, warnings = reopen(files)
+
+    assert list(store.done) == [0, *range(2, 11)]
+    assert any("DAMAGED" in w for w in warnings)
+    quiet_after(files)
+
+
+@pytest.mark.parametrize("damage", ["torn", "damaged", "unlisted"])
+def test_a_sealed_shard_is_never_opened_for_writing(files, damage):
+    data = files.read(SEALED[0])
+    part = data.split(b"\n")
+    damaged = {"torn": data[:-5], "damaged": b"\n".join([part[0], b"x", *part[2:]]), "unlisted": data}
+    files.put(SEALED[0], damaged[damage])
+    if damage == "unlisted":
+        files.put(MANIFEST, files.read(MANIFEST).split(b"\n")[1] + b"\n")
+    protected(files)
+    begin = len(files.log)
+    reopen(files)
+
+    steps = [method for method, name in files.log[begin:] if name == SEALED[0].name]
+    assert "sync" in steps or ("rename", f"{SEALED[0].name}.tmp") in files.log[begin:]
+    assert "truncate" not in steps
+    assert is_read_only(files, SEALED[0])
+    quiet_after(files)
+
+
+def test_a_shard_is_made_read_only_only_when_its_name_is_durable(files, monkeypatch):
+    files.put(SHARDS / "part-000003.jsonl.open", b"")
+    order = []
+    make_read_only = files.make_read_only
+
+    def noted(path):
+        order.append(list(files.log))
+        make_read_only(path)
+
+    monkeypatch.setattr(files, "make_read_only", noted)
+    reopen(files)
+
+    assert is_read_only(files, SHARDS / "part-000002.jsonl")
+    (steps,) = order
+    assert steps.index(("rename", OPEN.name)) < len(steps) - 1 - steps[::-1].index(("sync_folder", "shards"))
+
+
+AS_NOBODY = """
+import os
+from pathlib import Path
+from genpipe.edges.files import OsFiles
+from genpipe.edges.recovery import Recovery
+os.setgroups([])
+os.setgid(65534)
+os.setuid(65534)
+Recovery(Path(), OsFiles(), shard_records=4, epoch=1, warn=print, guard=lambda: None).run()
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="takes root to become somebody whom a read-only file stops")
+@pytest.mark.parametrize(("cut", "lines_left"), [(-5, 3), (-500, 2)])
+def test_a_read_only_shard_is_mended_by_somebody_who_is_not_root(tmp_path, cut, lines_left):
+    store = Store.open(tmp_path, OsFiles(), shard_records=4, wall=WALL, warn=pytest.fail)
+    store.commit(group(*range(9)))
+    store.close()
+    sealed = tmp_path / "shards" / "part-000000.jsonl"
+    sealed.chmod(0o644)
+    sealed.write_bytes(sealed.read_bytes()[:cut])
+    sealed.chmod(0o444)
+    for path in (tmp_path, *tmp_path.rglob("*")):
+        os.chown(path, 65534, 65534)
+    # From within, because the folders above are root's alone.
+    done = subprocess.run(
+        [sys.executable, "-c", AS_NOBODY],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert "manifest says" in done.stdout
+    assert sealed.stat().st_mode & 0o777 == 0o444
+    assert [record["index"] for record in audit.whole_lines(sealed.read_bytes())] == [0, 1, 2][:lines_left]
+
+
+# A deep recovery believes nothing.
+
+
+def sound_after(files) -> None:
+    """Nothing is left to be done, each index stands once on disk, and a deep look finds no more."""
+    assert max(audit.counts(files).values(), default=1) == 1
+    audit.check_at_rest(files)
+    assert recover(files, deep=True) == []
+    assert recover(files) == []
+
+
+def test_a_deep_recovery_of_a_sound_folder_changes_nothing_and_says_nothing(files):
+    protected(files)
+    before = {path: files.read(path) for path in (*SEALED, OPEN, MANIFEST, DONE_INDICES, FAILED)}
+
+    assert recover(files, deep=True) == []
+    assert {path: files.read(path) for path in before} == before
+    assert {path.name for path in SEALED} <= set(files.reads)
+
+
+def test_a_deep_recovery_finds_a_changed_byte_in_a_shard_of_the_right_length(files):
+    data = files.read(SEALED[1])
+    files.put(SEALED[1], data.replace(b"answer to 5", b"answer to 6"))
+    assert recover(files) == []
+    warnings = recover(files, deep=True)
+
+    assert 5 not in audit.counts(files)
+    assert any("DAMAGED" in w and str(SEALED[1]) in w for w in warnings)
+    assert any("listed again, with 3 records where there were 4" in w for w in warnings)
+    sound_after(files)
+
+
+def test_a_deep_recovery_lists_sound_lines_again_that_are_not_those_that_were_sealed(files):
+    part = files.read(SEALED[1]).splitlines(keepends=True)
+    members = lines.body_of(part[1])[:-1].replace(b"answer to 5", b"Answer to 5")
+    files.put(SEALED[1], b"".join([part[0], lines.encode(members), *part[2:]]))
+    warnings = recover(files, deep=True)
+
+    assert len(warnings) == 1
+    assert "listed again, with 4 records where there were 4" in warnings[0]
+    sound_after(files)
+
+
+def test_a_deep_recovery_corrects_sums_and_indices_that_only_the_manifest_has_wrong(files):
+    entry = json.loads(files.read(MANIFEST).split(b"\n")[0])
+    del entry["_c"]
+    entry["sums"]["output_tokens"] += 1
+    files.put(MANIFEST, files.read(MANIFEST) + lines.encode(json.dumps(entry).encode()[:-1]))
+    warnings = recover(files, deep=True)
+
+    assert any("listed again" in w for w in warnings)
+    assert audit.manifest(files)[0]["sums"]["output_tokens"] == 10 + 11 + 12 + 13
+    sound_after(files)
+
+
+def test_a_deep_recovery_leaves_each_index_once_on_disk(files):
+    first, second = files.read(SEALED[0]), files.read(SEALED[1])
+    part = second.splitlines(keepends=True)
+    files.put(SEALED[1], part[0] + first[: first.index(b"\n") + 1] + part[1] + part[1] + part[2] + part[3])
+    files.put(OPEN, first + files.read(OPEN))
+    warnings = recover(files, deep=True)
+
+    assert audit.counts(files) == dict.fromkeys(range(11), 1)
+    assert files.read(SEALED[0]) == first
+    assert files.read(SEALED[1]) == second
+    assert sum("stand before them" in w for w in warnings) == 2
+    quarantine = FOLDER / "quarantine"
+    kept = b"".join(files.read(quarantine / name) for name in sorted(files.sizes(quarantine)))
+    assert sorted(record["index"] for record in audit.whole_lines(kept)) == [0, 0, 1, 2, 3, 5]
+    sound_after(files)
+
+
+def test_a_deep_recovery_cuts_a_longer_shard_back_and_still_reads_it(files):
+    data = files.read(SEALED[0])
+    files.put(SEALED[0], data + b"more")
+    warnings = recover(files, deep=True)
+
+    assert len(warnings) == 1
+    assert "behind" in warnings[0]
+    assert files.read(SEALED[0]) == data
+    sound_after(files)
+
+
+def test_a_deep_recovery_forgets_a_shard_that_is_gone_and_keeps_the_manifest_as_it_was(files):
+    before = files.read(MANIFEST)
+    files.remove(SEALED[1])
+    warnings = recover(files, deep=True)
+
+    assert any("is gone" in w for w in warnings)
+    assert any(str(MANIFEST) in w and "no longer" in w for w in warnings)
+    assert files.read(FOLDER / "quarantine" / "manifest.jsonl@0") == before
+    assert list(audit.manifest(files)) == [0]
+    sound_after(files)
+
+
+def test_the_number_of_a_lost_shard_is_not_given_again_by_a_deep_recovery(files):
+    files.remove(OPEN)
+    files.remove(SEALED[1])
+    recover(files, deep=True)
+
+    assert sorted(files.sizes(SHARDS)) == [SEALED[0].name, OPEN.name]
+    sound_after(files)
+
+
+def test_a_deep_recovery_mends_the_history_of_segments(files):
+    segments = FOLDER / "segments.jsonl"
+    good = [lines.encode(b'{"segment":%d' % n) for n in (1, 2)]
+    files.put(segments, good[0] + b"what?\n" + good[1] + b'{"segm')
+    warnings = recover(files, deep=True)
+
+    assert any(str(segments) in w and "DAMAGED" in w for w in warnings)
+    assert files.read(segments) == b"".join(good)
+    sound_after(files)
+
+
+def test_a_deep_recovery_that_loses_power_at_any_step_loses_no_record(files):
+    first = files.read(SEALED[0])
+    files.put(SEALED[1], files.read(SEALED[1]) + first)
+    files.put(OPEN, files.read(OPEN)[:-5])
+    part = first.splitlines(keepends=True)
+    files.put(SEALED[0], b"".join([part[0], b"x" * 9 + b"\n", *part[1:]]))
+    whole = files.kill()
+    recover(whole, deep=True)
+    steps = len(whole.log)
+    sound_after(whole)
+    assert steps > 20
+
+    for step in range(steps):
+        cut = files.kill()
+        cut.stop_before = step
+        with pytest.raises(PowerLoss):
+            recover(cut, deep=True)
+        for after in (cut.crash(), cut.kill()):
+            recover(after, deep=True)
+            assert set(audit.counts(after)) == set(range(10))
+            sound_after(after)
