@@ -5,7 +5,9 @@ BIN := $(VENV)/bin
 SEED ?= 7
 WORKERS ?= 2
 
-.PHONY: demo test check fix sim bench clean
+ROUNDS ?= 10
+
+.PHONY: demo test check fix sim bench bench-store soak clean
 
 $(VENV)/.ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -39,6 +41,18 @@ sim: $(VENV)/.ready
 # CPU per request beside a bare aiohttp loop, in turn in one run.
 bench: $(VENV)/.ready
 	$(BIN)/python scripts/bench_client.py
+
+# The store, a resume of a million of ten million prompts, and verify of 10 GB, each beside the least that it
+# could cost: a quarter of an hour, and 15 GB of temporary files.
+bench-store: $(VENV)/.ready
+	$(BIN)/python scripts/bench_store.py
+	$(BIN)/python scripts/bench_resume.py
+	$(BIN)/python scripts/bench_verify.py 10
+
+# The tests that break the disk, the power and the program, with more rounds: make soak ROUNDS=20
+soak: $(VENV)/.ready
+	GENPIPE_SOAK=$(ROUNDS) $(BIN)/python -m pytest -n $(WORKERS) --timeout 7200 \
+		tests/faults tests/edges/test_store_machine.py tests/e2e/test_random_kills.py
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
