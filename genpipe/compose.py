@@ -125,6 +125,7 @@ class _Run:
         self.rng = random.Random()
         # What the scan of the input found, perhaps before there was a driver to tell.
         self.mismatch: ConfigError | None = None
+        self.store: Store | None = None
         self.begun = False
 
     async def carry_out(self, *, retry_failed: bool, allow_changed: bool) -> Ending:
@@ -247,6 +248,7 @@ class _Run:
             guard=folder.check_still_mine,
             pool=pool,
         )
+        self.store = store
         thread = StoreThread(store)
         self.stack.push_async_callback(thread.close)
         return store, thread
@@ -350,7 +352,9 @@ class _Run:
             message = f"done: {done} of {total} prompts answered, in {took}"
             if failed:
                 message += f"; {wording.number(failed)} failed, listed in {self.out / 'failed.jsonl'}"
-                message += " (with --retry-failed they are asked again)"
+                for_good = self.store.failed_for_good_count if self.store is not None else 0
+                if for_good:
+                    message += f" ({wording.number(for_good)} for good: only --retry-failed asks them again)"
             code = EXIT_SOME_FAILED if failed else EXIT_DONE
         elif core.refusal:
             code = EXIT_GUARD

@@ -38,8 +38,8 @@ class Recovered:
 
     Attributes:
         done: indices with a durable record.
-        failed: indices whose last word is a failure, and that are not done.
-        failed_for_good: those of them that the same again would not help.
+        failed_for_good: indices whose last word is a failure that the same again would not help, and that are
+            not done.
         sums: totals over the durable records, each index counted once.
         seq: number of the shard that grows.
         tally: what that shard holds.
@@ -50,7 +50,6 @@ class Recovered:
     """
 
     done: Bitmap
-    failed: Bitmap
     failed_for_good: Bitmap
     sums: Sums
     seq: int
@@ -103,6 +102,7 @@ class Recovery:
         self._mender = Mender(folder, files, warn)
         self._done = Bitmap()
         self._sums = Sums()
+        self._was_used = False
         self._to_protect: list[Path] = []
 
     def run(self) -> Recovered:
@@ -134,6 +134,7 @@ class Recovery:
                 self._warn_of_change(entry, known)
                 unlisted.append(entry)
             self._count(entry, is_open=False)
+        self._warn_of_lost(listed, found)
         seq = newest if growing is not None else newest + 1
         journal = self._open_journal(seq, new=growing is None)
         try:
@@ -152,14 +153,15 @@ class Recovery:
         with blaming(self._folder, "look into"):
             there = files.sizes(self._folder)
             gone = not files.exists(self._shards)
-            if not gone:
-                found = shard_files(files.sizes(self._shards))
-        was_used = there.get(DONE_INDICES, 0) > 0 or there.get(MANIFEST, 0) > 0
-        if was_used and (gone or not found):
+        with blaming(self._shards, "look into"):
+            found = [] if gone else shard_files(files.sizes(self._shards))
+        self._was_used = there.get(DONE_INDICES, 0) > 0 or there.get(MANIFEST, 0) > 0
+        # A process notes that it began only when there is a folder for the shards.
+        has_begun = self._was_used or there.get(SEGMENTS, 0) > 0
+        if (has_begun and gone) or (self._was_used and not found):
             raise StoreError(
-                f"{self._shards} {'is gone' if gone else 'is empty'}, but {self._folder / DONE_INDICES} or "
-                f"{MANIFEST} beside it tell of records; put the shards back (is a disk not mounted?), or "
-                "begin anew in another folder"
+                f"{self._shards} {'is gone' if gone else 'is empty'}, but what is beside it tells of a run "
+                "that has begun; put the shards back (is a disk not mounted?), or give another folder"
             )
         with blaming(self._shards, "create"):
             make_folder(files, self._shards)
@@ -168,7 +170,7 @@ class Recovery:
                 for name in sorted(files.sizes(folder)):
                     if name.endswith(TEMPORARY):
                         files.unlink(folder / name)
-        return [] if gone else self._part_twins(found)
+        return self._part_twins(found)
 
     def _part_twins(self, found: list[ShardFile]) -> list[ShardFile]:
         """Give an open shard a new number where a sealed one has the same: sealing it would destroy that."""
@@ -195,12 +197,6 @@ class Recovery:
         listed, good = manifest.listed, manifest.good
         if manifest.bad_count:
             self._warn(f"{path} is damaged: what it lacks is made again from the shards")
-        seqs = {shard.seq for shard in found}
-        for seq in sorted(listed.keys() - seqs):
-            self._warn(
-                f"{self._shards / shard_name(seq, is_open=False)} is gone, with {listed[seq].count} records "
-                "that the manifest lists: those prompts run again unless it is put back first"
-            )
         sealed = {shard.seq for shard in found if not shard.is_open}
         if self._deep and not listed.keys() <= sealed:
             self._mender.keep_aside(path, 0, b"".join(good))
@@ -249,6 +245,19 @@ class Recovery:
         if not shard.is_open:
             self._to_protect.append(path)
         return Tally.of(good)
+
+    def _warn_of_lost(self, listed: dict[int, Entry], found: list[ShardFile]) -> None:
+        """Tell of shards that are gone, unless other shards have their prompts by now."""
+        for seq in sorted(listed.keys() - {shard.seq for shard in found}):
+            entry = listed[seq]
+            lost = entry.count - sum(
+                self._done.count_between(first, last + 1) for first, last in entry.ranges
+            )
+            if lost:
+                self._warn(
+                    f"{self._shards / shard_name(seq, is_open=False)} is gone, with {lost} records that no "
+                    "other shard has: those prompts run again unless it is put back first"
+                )
 
     def _warn_of_change(self, entry: Entry, known: Entry | None) -> None:
         path = self._shards / shard_name(entry.seq, is_open=False)
@@ -314,7 +323,7 @@ class Recovery:
 
     def _open_others(self, journal: Appender, seq: int, tally: Tally, unlisted: list[Entry]) -> Recovered:
         self._check_done_indices()
-        failed, for_good = self._read_failures()
+        failed_for_good = self._read_failures()
         if self._deep and self._files.exists(self._folder / SEGMENTS):
             self._mender.mend(self._folder / SEGMENTS, indexed=False)
         opened: list[Appender] = []
@@ -334,8 +343,7 @@ class Recovery:
             raise
         return Recovered(
             done=self._done,
-            failed=failed,
-            failed_for_good=for_good,
+            failed_for_good=failed_for_good,
             sums=self._sums,
             seq=seq,
             tally=tally,
@@ -353,24 +361,28 @@ class Recovery:
             data = self._files.read(path) if there else b""
         what = done_indices.difference(data, self._done)
         if what is not None:
-            self._warn(f"{path} {'had' if there else 'was missing:'} {what}: rewritten from the shards")
+            again = "; what they stood for is lost, and those prompts run again" if what.foreign else ""
+            self._warn(
+                f"{path} {'had' if there else 'was missing:'} {what}: rewritten from the shards{again}"
+            )
             with blaming(path, "rewrite"):
                 replace_atomically(self._files, path, done_indices.encode(self._done))
 
-    def _read_failures(self) -> tuple[Bitmap, Bitmap]:
-        """The indices whose last word is a failure, and those of them that failed for good."""
+    def _read_failures(self) -> Bitmap:
+        """The indices whose last word is a failure for good."""
         path = self._folder / FAILED
-        failed, for_good = Bitmap(), Bitmap()
+        for_good = Bitmap()
         with blaming(path, "read"):
             there = self._files.exists(path)
+        if self._was_used and not there:
+            self._warn(f"{path} is missing: prompts that had failed for good are asked again")
         for line in self._mender.mend(path) if there else ():
             failure = failure_of(line)
             if failure is None or failure[0] in self._done:
                 continue
             index, is_for_good = failure
-            failed.add(index)
             if is_for_good:
                 for_good.add(index)
             else:
                 for_good.discard(index)
-        return failed, for_good
+        return for_good

@@ -15,7 +15,7 @@ from genpipe.edges.appender import Appender
 from genpipe.edges.files import TEMPORARY, Files, blaming, make_folder, replace_atomically
 from genpipe.edges.heartbeat import HEARTBEAT, Pause
 from genpipe.edges.lock import LOCK, FolderLock
-from genpipe.edges.shards import scan
+from genpipe.edges.mending import Mender
 
 RUN = "run.json"
 SEGMENTS = "segments.jsonl"
@@ -48,7 +48,7 @@ class RunIdentity:
         Raises:
             ConfigError: a setting has no place in JSON.
         """
-        return sha256(_canonical(self.settings)).hexdigest()[:16]
+        return _digest_of(self.settings)
 
 
 class RunFolder:
@@ -255,6 +255,10 @@ def _read_run(files: Files, path: Path) -> dict[str, Any] | None:
     for key, kind in kinds.items():
         if not isinstance(run.get(key), kind):
             raise ConfigError(f"{file} is damaged: {key!r} is missing or no {kind.__name__}; put back a copy")
+    if run["shard_records"] < 1:
+        raise ConfigError(f"{file} is damaged: 'shard_records' is {run['shard_records']}; put back a copy")
+    if _digest_of(run["settings"]) != run.get("digest"):
+        raise ConfigError(f"{file} is damaged: its settings and their digest do not agree; put back a copy")
     return run
 
 
@@ -320,23 +324,22 @@ def _open_segments(
     file = path / SEGMENTS
     with blaming(file, "read"):
         is_new = not files.exists(file)
-        found = scan(b"" if is_new else files.read(file), indexed=False)
+    # Half a line at the end is cut: or else the next would be glued to it, and lost with it.
+    good = [] if is_new else Mender(path, files, warn).mend(file, indexed=False)
     appender = Appender(files, file, new=is_new)
     try:
-        if found.bad and not found.is_torn:
-            warn(f"{file} is damaged: the segments that cannot be read are left out of the run's history")
-        size_bytes = found.size_bytes
-        if found.bad and found.bad[-1][0] + len(found.bad[-1][1]) == size_bytes:
-            # Or else the next line would be glued to half a line, and lost with it.
-            appender.cut(found.bad[-1][0])
         if is_new:
             with blaming(path, "sync"):
                 files.sync_folder(path)
     except BaseException:
         appender.close()
         raise
-    entries = [json.loads(lines.body_of(line)) for line in found.good]
+    entries = [json.loads(lines.body_of(line)) for line in good]
     return appender, tuple(entry for entry in entries if isinstance(entry.get("segment"), int))
+
+
+def _digest_of(settings: Mapping[str, Any]) -> str:
+    return sha256(_canonical(settings)).hexdigest()[:16]
 
 
 def _canonical(value: Mapping[str, Any], *, sort: bool = True) -> bytes:

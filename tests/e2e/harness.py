@@ -4,6 +4,7 @@ Nothing here looks inside genpipe: what is asserted on is what a user could see,
 log, on stderr, and in exit codes.
 """
 
+import contextlib
 import hashlib
 import http.client
 import json
@@ -13,6 +14,7 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -142,6 +144,17 @@ def wait_for(condition: Callable[[], Any], what: str, timeout_s: float = 30.0) -
     raise AssertionError(f"waited {timeout_s:g} s in vain for: {what}")
 
 
+def run_command(fleet: "Fleet", source: Path, out: Path, limit: int, *options: object) -> list[object]:
+    """``genpipe run`` over all servers of a fleet, with so many requests at once on each."""
+    where = ["run", "--prompts", source, "--servers", fleet.address, "--out", out]
+    return [*where, "--concurrency", limit, *options]
+
+
+def wait_for_records(run: Running, out: Path, count: int) -> None:
+    """Wait until so many records are on disk, or the run is over."""
+    wait_for(lambda: run.over or len(saved(out)) >= count, f"{count} records")
+
+
 def assert_one_error(ended: Ended, code: int, *words: str) -> None:
     """It ended with ``code``, and stderr is one line that names what is wrong."""
     lines = ended.err.splitlines()
@@ -224,6 +237,13 @@ class Fleet:
             process.kill()
             process.wait(10)
 
+    def kill(self) -> None:
+        """SIGKILL: every connection is cut at once; what is logged of the last half second may be lost."""
+        process, self._process = self._process, None
+        assert process is not None
+        process.kill()
+        process.wait(10)
+
     def mode(self, server: int, mode: str, *, through: int | None = None, **more: object) -> None:
         """Change how a server behaves, told through another one where it cannot be reached itself."""
         port = self.ports[server if through is None else through]
@@ -239,13 +259,29 @@ class Fleet:
 
     def visits(self) -> list[dict[str, Any]]:
         """The requests for completions that are logged by now, by arrival."""
+        logged = [visit for visit in self._logged() if visit["path"] == CHAT]
+        return sorted(logged, key=lambda visit: visit["arrival_s"])
+
+    def visits_until_now(self) -> list[dict[str, Any]]:
+        """The same with every request that is over by now, though the servers go on.
+
+        Lines are logged in order and a little late: a request of our own comes last.
+        """
+        path = f"/no/such/page/{uuid.uuid4().hex}"
+        connection = http.client.HTTPConnection("127.0.0.1", self.ports[0], timeout=10)
+        try:
+            connection.request("GET", path)
+            connection.getresponse().read()
+        finally:
+            connection.close()
+        wait_for(lambda: any(visit["path"] == path for visit in self._logged()), "the log", 10)
+        return self.visits()
+
+    def _logged(self) -> list[dict[str, Any]]:
         if not self.log_path.exists():
             return []
         data = self.log_path.read_bytes()
-        visits = [json.loads(line) for line in data[: data.rfind(b"\n") + 1].splitlines()]
-        return sorted(
-            (visit for visit in visits if visit["path"] == CHAT), key=lambda visit: visit["arrival_s"]
-        )
+        return [json.loads(line) for line in data[: data.rfind(b"\n") + 1].splitlines()]
 
 
 @contextmanager
@@ -293,6 +329,11 @@ def asked_after(visits: Sequence[dict[str, Any]], moment_s: float) -> set[str]:
     return {visit["row"] for asked in later for visit in asked}
 
 
+def without_probes(visits: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The requests for prompts of the input: genpipe asks a benched server for a word of its own."""
+    return [visit for visit in visits if visit["row"] != row_of("Hi")]
+
+
 def in_flight(visits: Sequence[dict[str, Any]]) -> list[tuple[float, int]]:
     """The steps of one server's requests in flight over time, from arrivals and ends alone."""
     steps = [(visit["arrival_s"], 1) for visit in visits] + [(visit["end_s"], -1) for visit in visits]
@@ -332,14 +373,29 @@ def shard_paths(folder: Path) -> list[Path]:
 
 def saved(folder: Path) -> dict[int, dict[str, Any]]:
     """The records that count by now, by index; the file may end in half a line, as after a kill."""
-    found = [record for path in shard_paths(folder) for record in whole_lines(path.read_bytes())]
+    for _ in range(100):
+        # A shard that was sealed between the two looks has another name: look again.
+        with contextlib.suppress(FileNotFoundError):
+            parts = [path.read_bytes() for path in shard_paths(folder)]
+            break
+    else:
+        raise AssertionError(f"the shards of {folder} have other names at each look")
+    found = [record for part in parts for record in whole_lines(part)]
     assert max(Counter(record["index"] for record in found).values(), default=1) == 1
     return {record["index"]: record for record in found}
 
 
 def failures(folder: Path) -> dict[int, dict[str, Any]]:
     """The last line about each index in ``failed.jsonl``."""
-    return {line["index"]: line for line in whole_lines((folder / "failed.jsonl").read_bytes())}
+    path = folder / "failed.jsonl"
+    return {line["index"]: line for line in whole_lines(path.read_bytes() if path.exists() else b"")}
+
+
+def listed(folder: Path) -> list[int]:
+    """The whole lines of ``.done_indices``; a kill may leave half a line, or no file."""
+    path = folder / ".done_indices"
+    text = path.read_text() if path.exists() else ""
+    return [int(line) for line in text.split("\n")[:-1]]
 
 
 def progress(folder: Path) -> dict[str, Any] | None:
@@ -370,16 +426,29 @@ def audit(folder: Path, texts: Sequence[str], *, but: Sequence[int] = ()) -> dic
             lines += 1
             json.loads(line.decode("utf-8"), parse_constant=_no_json)
     records = saved(folder)
-    listed = [int(line) for line in (folder / ".done_indices").read_text().split("\n")[:-1]]
 
     assert len(records) == lines, "a line does not count"
     assert sorted(records) == [index for index in range(len(texts)) if index not in set(but)]
-    assert sorted(listed) == sorted(records)
+    assert sorted(listed(folder)) == sorted(records)
     for index, record in records.items():
         assert record["messages"][-1]["content"] == texts[index], index
         assert record["response"]["content"].startswith(f"echo {row_of(texts[index])} "), index
     assert not list(folder.rglob("*.tmp"))
     return records
+
+
+def assert_manifest_agrees(folder: Path, *, gone: Sequence[str] = ()) -> None:
+    """The manifest lists just the sealed shards, and each as it is; it still knows those that are gone."""
+    entries = {entry["file"]: entry for entry in whole_lines((folder / "manifest.jsonl").read_bytes())}
+    sealed = [path for path in shard_paths(folder) if path.suffix == ".jsonl"]
+
+    assert sorted(entries) == sorted([*gone, *(path.name for path in sealed)])
+    for path in sealed:
+        data, entry = path.read_bytes(), entries[path.name]
+        indices = [index for first, last in entry["indices"] for index in range(first, last + 1)]
+        assert (entry["bytes"], entry["sha256"]) == (len(data), hashlib.sha256(data).hexdigest()), path
+        assert indices == sorted(record["index"] for record in whole_lines(data)), path
+        assert entry["count"] == entry["sums"]["records"] == len(indices), path
 
 
 def contents(folder: Path) -> dict[str, bytes | None]:

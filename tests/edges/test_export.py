@@ -19,7 +19,15 @@ from genpipe.edges.lock import FolderLock
 from genpipe.edges.store import Store
 from tests.edges.samples import WALL, answer, finished, group
 
-RUN = {"format": 1, "run_id": "r", "created_at": "t", "inputs": [], "settings": {}, "shard_records": 4}
+RUN = {
+    "format": 1,
+    "run_id": "r",
+    "created_at": "t",
+    "inputs": [],
+    "settings": {},
+    "digest": "44136fa355b3678a",
+    "shard_records": 4,
+}
 
 
 def begin(folder: Path) -> Store:

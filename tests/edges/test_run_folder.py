@@ -323,8 +323,11 @@ def test_a_torn_segment_line_is_cut_before_the_next(tmp_path, tail):
     path = tmp_path / "segments.jsonl"
     whole = path.read_bytes()
     path.write_bytes(whole + tail)
-    note_segments(claim(tmp_path))
+    warnings: list[str] = []
+    note_segments(claim(tmp_path, warnings=warnings))
 
+    assert [str(path) in warning for warning in warnings] == [True]
+    assert [kept.read_bytes() for kept in (tmp_path / "quarantine").iterdir()] == [tail]
     assert path.read_bytes().startswith(whole + b'{"segment":2,')
     assert len(whole_lines(path.read_bytes())) == 4
 

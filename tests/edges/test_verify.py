@@ -20,7 +20,15 @@ from tests.edges import audit
 from tests.edges.samples import WALL, given_up, group
 
 NOW = "2026-01-01T00:00:00.000Z"
-RUN = {"format": 1, "run_id": "r", "created_at": NOW, "inputs": [], "settings": {}, "shard_records": 4}
+RUN = {
+    "format": 1,
+    "run_id": "r",
+    "created_at": NOW,
+    "inputs": [],
+    "settings": {},
+    "digest": "44136fa355b3678a",
+    "shard_records": 4,
+}
 
 
 def make(folder: Path) -> Path:
