@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-WHOLE_PROGRAM = {"cases", "e2e"}
+WHOLE_PROGRAM = {"cases", "e2e", "faults"}
 """Folders of tests that start whole programs; `make check` leaves them to `make test`."""
 
 

@@ -1,5 +1,6 @@
 """The shard that grows: groups of lines are appended to it, and it is sealed and followed by the next."""
 
+import contextlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -75,18 +76,28 @@ class Journal:
         background = self._background if len(data) >= WORTH_A_THREAD_BYTES else Background(None)
         digest = background.submit(self.tally.digest_over, data)
         try:
+            self._put(data)
+        finally:
+            digest.wait()
+        self.tally.take_hashed(len(data), len(lines), digest.result())
+
+    def _put(self, data: bytes) -> None:
+        try:
             self._appender.append(data)
-            self.is_spoiled = True
-            self._appender.sync()
-            self.is_spoiled = False
         except (DiskFull, Fenced):
             raise
         except StoreError:
             self.is_spoiled = True
             raise
-        finally:
-            digest.wait()
-        self.tally.take_hashed(len(data), len(lines), digest.result())
+        try:
+            self._appender.sync()
+        except StoreError:
+            self.is_spoiled = True
+            # At once: what another sync says of these bytes could not be believed, nor what one says that the
+            # next process makes. Where they cannot be cut now, sealing meets that again.
+            with contextlib.suppress(StoreError):
+                self._appender.forget()
+            raise
 
     def seal(self) -> Entry | None:
         """Cut off what is not durable, and give the open shard its last name.
@@ -97,13 +108,13 @@ class Journal:
             What it holds, or None where it held nothing and was removed.
 
         Raises:
+            DiskFull: there is no room for the name; this may be called again.
             Fenced: the folder is somebody else's.
             StoreError: the file keeps its name.
         """
         self._guard()
         path = self._appender.path
         self._appender.forget()
-        self._appender.close()
         entry = None
         with blaming(path, "seal"):
             if self.tally.lines:
@@ -111,6 +122,7 @@ class Journal:
                 self._files.rename(path, self._shards / shard_name(self._seq, is_open=False))
             else:
                 self._files.unlink(path)
+        self._appender.close()
         self.is_sealed, self.is_spoiled = True, False
         self._seq += 1
         self.tally = Tally()

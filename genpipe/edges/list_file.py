@@ -1,5 +1,6 @@
 """The lists beside the shards: files that only grow, and that are begun anew, once, where the disk errs."""
 
+from contextlib import suppress
 from threading import Lock
 
 from genpipe.core.errors import DiskFull, Fenced, StoreError
@@ -58,7 +59,7 @@ class ListFile:
             try:
                 self._appender.sync()
             except StoreError:
-                self._is_spoiled = True
+                self._spoil()
             else:
                 with self._lock:
                     self._unsynced = self._unsynced[size_bytes:]
@@ -85,6 +86,13 @@ class ListFile:
             self._is_spoiled = True
         else:
             self._unsynced, self._waiting = self._unsynced + self._waiting, b""
+
+    def _spoil(self) -> None:
+        """Write no more to the file, and cut off what a sync by the next process could not vouch for."""
+        with self._lock:
+            self._is_spoiled = True
+            with suppress(StoreError):
+                self._appender.forget()
 
     def _replace(self) -> None:
         path = self._appender.path

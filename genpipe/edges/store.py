@@ -255,7 +255,6 @@ class Store:
                 self._count(group.finished[start:stop])
                 start = stop
                 if self._journal.tally.lines >= self._shard_records:
-                    self._seal()
                     self._go_on()
             if group.given_up:
                 self._write_failures(encoded.failures, group.given_up)
@@ -279,8 +278,8 @@ class Store:
         """Let there be a shard to write to, and finish what a full disk had put off."""
         if self._checkpoint is not None and self._checkpoint.is_over:
             self._join()
-        if self._journal.is_spoiled:
-            self._must_list = True
+        self._must_list |= self._journal.is_spoiled
+        if self._journal.is_spoiled or self._journal.tally.lines >= self._shard_records:
             self._seal()
         if self._journal.is_sealed:
             self._journal.begin_next()

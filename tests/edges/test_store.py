@@ -12,7 +12,7 @@ import pytest
 
 from genpipe.core.errors import DiskFull, Fenced, StoreError
 from genpipe.core.values import Group, Sums
-from genpipe.edges import lines
+from genpipe.edges import lines, record
 from genpipe.edges import store as store_module
 from genpipe.edges.files import OsFiles
 from genpipe.edges.store import Store
@@ -229,6 +229,7 @@ def check_after(files, *, acked, maybe=()):
     [
         ("write", FIRST),
         ("sync", FIRST),
+        ("rename", FIRST),
         ("create", SECOND),
         ("write", SECOND),
         ("sync", SECOND),
@@ -375,7 +376,7 @@ def test_the_cut_of_a_shard_holds_though_the_power_goes_before_it_is_on_disk(pow
     if power_goes_after[1] != SECOND:
         after.put(SHARDS / SECOND, b"")
 
-    warnings = []
+    warnings: list[str] = []
     store = open_store(after, warnings=warnings)
     store.close()
     audit.check(after, [0, 1], maybe=[2])
@@ -615,7 +616,7 @@ class WatchedFiles:
 
 def test_no_step_of_a_commit_is_done_on_the_thread_of_the_event_loop(tmp_path: Path, monkeypatch):
     encoders = set()
-    real = store_module.encode_finished
+    real = record.encode_finished
 
     def encode_finished(*args):
         encoders.add(threading.get_ident())

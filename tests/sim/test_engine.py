@@ -167,8 +167,8 @@ class ForgetsItsTimer(Core):
 
 
 class HurriesItsCommits(Core):
-    def committed(self, number, now_s):
-        super().committed(number, now_s)
+    def committed(self, number, now_s, space=None):
+        super().committed(number, now_s, space)
         self._outbox._last_commit_s = -1.0
 
 
