@@ -80,6 +80,10 @@ class Heartbeat:
             if handle is not None:
                 return cls._begun(path, handle, signature, pause)
             left = _read(path)
+            if left == b"":
+                # It was created this instant, and bears a name in the next.
+                pause(LOOK_S)
+                left = _read(path)
             if left is not None and _is_abandoned(path, left, warn, pause):
                 _set_aside(path, left)
         raise Fenced(f"{path} changes hands again and again: see that only one driver runs on {folder}")
