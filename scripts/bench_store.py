@@ -26,7 +26,7 @@ from genpipe.edges.store import Store
 from genpipe.edges.store_thread import StoreThread
 
 ROUNDS = 7
-RECORDS = {8: 1_600, 64: 6_400, 256: 12_800}
+RECORDS = {8: 1_600, 32: 3_200, 64: 6_400, 256: 12_800}
 WALL = Wall(wall_s=time.time(), run_s=0.0)
 
 

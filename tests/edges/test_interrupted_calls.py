@@ -15,6 +15,8 @@ from genpipe.edges.store import Store
 from tests.edges import audit
 from tests.edges.samples import WALL, group
 
+pytestmark = pytest.mark.slow  # real processes and real waits
+
 ROOT = Path(__file__).parents[2]
 GROUPS, GROUP_RECORDS, SHARD_RECORDS = 120, 5, 7
 

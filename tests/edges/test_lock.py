@@ -24,6 +24,8 @@ from genpipe.edges import lock as lock_module
 from genpipe.edges.heartbeat import HEARTBEAT, Heartbeat
 from genpipe.edges.lock import FolderLock
 
+pytestmark = pytest.mark.slow  # real processes and real waits
+
 NOW = "2026-01-02T03:04:05.678Z"
 ANSWER_TIMEOUT_S = 20.0
 QUICK = {"BEAT_S": 0.1, "TTL_S": 1.0, "LOOK_S": 0.02, "SETTLE_S": 0.1}
