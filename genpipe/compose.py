@@ -6,11 +6,11 @@ import copy
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from genpipe import __version__
 from genpipe.config import Settings
@@ -19,7 +19,7 @@ from genpipe.core.errors import ConfigError, Fenced, GenpipeError, ResumeMismatc
 from genpipe.core.flow import Core
 from genpipe.core.progress import Progress, Restored
 from genpipe.core.values import Chunk
-from genpipe.driver import Driver
+from genpipe.driver import Driver, finish
 from genpipe.edges import prompts
 from genpipe.edges.console import Display
 from genpipe.edges.dialects import Dialect
@@ -34,6 +34,8 @@ from genpipe.edges.store import Store
 from genpipe.edges.store_thread import StoreThread
 from genpipe.signals import Signals
 from genpipe.wiring import dialect_of, endpoints_of, flow_settings_of, specs_of
+
+T = TypeVar("T")
 
 EXIT_DONE, EXIT_SOME_FAILED, EXIT_GUARD = 0, 1, 3
 
@@ -204,38 +206,29 @@ class _Run:
             if ended.wait(seconds):
                 raise Fenced(f"stopped while waiting for {self.out}")
 
-        claim = asyncio.ensure_future(
-            asyncio.to_thread(
-                RunFolder.open,
-                self.out,
-                RunIdentity(
-                    inputs=self.settings.input.paths,
-                    settings=self.settings.shape(model),
-                    shard_records=self.settings.output.shard_records,
-                    version=__version__,
-                ),
-                OsFiles(),
-                allow_changed=allow_changed,
-                now_text=self._now_text(),
-                warn=self._warn,
-                pause=pause,
-            )
+        claim = asyncio.to_thread(
+            RunFolder.open,
+            self.out,
+            RunIdentity(
+                inputs=self.settings.input.paths,
+                settings=self.settings.shape(model),
+                shard_records=self.settings.output.shard_records,
+                version=__version__,
+            ),
+            OsFiles(),
+            allow_changed=allow_changed,
+            now_text=self._now_text(),
+            warn=self._warn,
+            pause=pause,
         )
-        try:
-            folder = await asyncio.shield(claim)
-        except asyncio.CancelledError:
-            # The thread cannot be cancelled: what it still claims is given back.
-            ended.set()
-            with contextlib.suppress(GenpipeError):
-                (await claim).close()
-            raise
+        folder = await _opened(claim, RunFolder.close, on_cancel=ended.set)
         self.stack.callback(folder.close)
         return folder
 
     async def _open_store(self, folder: RunFolder, *, retry_failed: bool) -> tuple[Store, StoreThread]:
         pool = StoreThread.make_pool()
         self.stack.callback(pool.shutdown)
-        store = await asyncio.to_thread(
+        opening = asyncio.to_thread(
             Store.open,
             folder.path,
             OsFiles(),
@@ -248,7 +241,8 @@ class _Run:
             guard=folder.check_still_mine,
             pool=pool,
         )
-        self.store = store
+        # While a recovery is at work the folder must stay ours, whoever wants to stop.
+        self.store = store = await _opened(opening, Store.close)
         thread = StoreThread(store)
         self.stack.push_async_callback(thread.close)
         return store, thread
@@ -314,11 +308,12 @@ class _Run:
             await driver.run()
             if self.mismatch is not None:
                 raise self.mismatch
-            # All answers are on disk, so that a signal may end what follows.
-            self.signals.driver = None
             if core.complete:
-                # Only now is it known that the answers belong to the input that the run began with.
+                # Only now is it known that the answers belong to the input that the run began with. All of
+                # them are on disk, so that a signal may end the wait.
+                self.signals.driver = None
                 await source.verify_rest()
+                self.signals.driver = driver
             if not self.signals.hurried:
                 await store.seal_last()
             state = "done" if core.complete else "stopped" if core.refusal else "interrupted"
@@ -373,6 +368,28 @@ class _Run:
 
     def _warn(self, text: str) -> None:
         self.display.note(f"warning: {text}")
+
+
+async def _opened(
+    opening: Coroutine[Any, Any, T],
+    close: Callable[[T], None],
+    *,
+    on_cancel: Callable[[], None] | None = None,
+) -> T:
+    """What is opened in a thread, which cannot be cancelled: if this is, it is closed once it is open."""
+    task = asyncio.ensure_future(opening)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        if on_cancel is not None:
+            on_cancel()
+
+        async def give_back() -> None:
+            with contextlib.suppress(GenpipeError):
+                close(await task)
+
+        await finish(give_back())
+        raise
 
 
 def _tell(loop: asyncio.AbstractEventLoop, call: Callable[[ConfigError], None], error: ConfigError) -> None:

@@ -11,6 +11,7 @@ from typing import NoReturn
 
 from tqdm import tqdm
 
+from genpipe.core.errors import ConfigError
 from genpipe.edges import export as exporting
 from genpipe.edges import verify as verifying
 from genpipe.edges.files import OsFiles
@@ -72,14 +73,18 @@ def export(folder: Path, out: str, *, force: bool, tell: Show) -> int:
         ConfigError: it holds no run that can be understood, or the file cannot have that place.
         StoreError: something cannot be read or written; the file is not there, or as it was before.
     """
-    # Temporary files are removed on the way out, which the default of SIGTERM would leave no time for.
-    signal.signal(signal.SIGTERM, _end)
+    # Temporary files are removed on the way out, for which the default of these signals leaves no time.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, _end)
 
     def warn(text: str) -> None:
         tell(f"genpipe: warning: {text}")
 
     with _bar("export") as progress:
         if out == STDOUT:
+            if sys.stdout is None:
+                raise ConfigError("stdout is closed: name a file instead of -")
             exported = exporting.export_to_stream(
                 folder, OsFiles(), sys.stdout.buffer, warn=warn, progress=progress
             )

@@ -59,6 +59,7 @@ def flow_settings_of(settings: Settings) -> FlowSettings:
         ),
         ramp_s=settings.start.ramp_s,
         disk_wait_s=settings.output.disk_wait_s,
+        grace_s=settings.request.grace_s,
         refused_after=guards.refused_after,
         refused_share_max=guards.refused_share,
     )

@@ -1,5 +1,6 @@
 """Whether the disk has room for what is under way, when to look again, and when to give up."""
 
+from genpipe.core import wording
 from genpipe.core.settings import FlowSettings
 from genpipe.core.values import Space
 
@@ -49,15 +50,16 @@ class Disk:
             self._look_s = now_s + self._settings.disk_look_s
             return
         reserve_bytes = min(self._settings.disk_reserve_bytes, space.total_bytes // 20)
-        if space.free_bytes < needed_bytes + reserve_bytes:
-            free_mb, needed_mb = space.free_bytes / 1e6, (needed_bytes + reserve_bytes) / 1e6
-            self._be_short(
-                f"the disk of the run folder has {free_mb:,.1f} MB left, and {needed_mb:,.1f} MB are to be "
-                "free before more is sent; free some space there",
-                now_s,
-            )
-        else:
+        # Some file systems do not tell their size: there, a write that is refused must do.
+        if space.free_bytes >= needed_bytes + reserve_bytes or space.total_bytes == 0:
             self.trouble = None
+            return
+        self._be_short(
+            f"the disk of the run folder has {wording.size(space.free_bytes)} left, and "
+            f"{wording.size(needed_bytes + reserve_bytes)} are to be free before more is sent; free some "
+            "space there",
+            now_s,
+        )
 
     def look_due(self, now_s: float) -> bool:
         """Whether to look at the disk now; gives up where it was short for too long."""

@@ -186,8 +186,7 @@ class Core:
     def measured(self, space: Space, now_s: float) -> None:
         """The disk was looked at."""
         self._tick(now_s)
-        # Twice the mean for each answer under way, and one that is as large as the largest: nearly always
-        # more than what comes, and one huge answer does not stop a run for good.
+        # Nearly always more than what comes; and one huge answer does not stop a run for good.
         under_way = len(self._flights) + len(self._waiting) if self.exhausted else self._slots
         answers = sum(server.answers for server in self.fleet.servers)
         mean_bytes = self._answer_bytes / answers if answers else 0.0
@@ -209,10 +208,11 @@ class Core:
         self._tick(now_s)
         actions: list[Action] = []
         looking = self._disk.look_due(now_s)
-        if self._disk.gave_up and not self.stopping:
-            self.stop(now_s, grace_s=0.0)
+        if self._disk.gave_up:
+            # What comes later could not be saved, unless there is some room left.
+            self.stop(now_s, grace_s=0.0 if self._disk.refused else self.settings.grace_s)
         if self.stopping:
-            if self._cancel_at_s is not None and now_s >= self._cancel_at_s:
+            if self._is_cut_short:
                 actions.extend(self._flights.due_cancels())
         else:
             self._waiting.wake(now_s)
@@ -239,7 +239,7 @@ class Core:
             next_s = _earlier(next_s, self._outbox.next_timer_s())
         if not self.stopping:
             next_s = _earlier(_earlier(next_s, self._waiting.wake_s), self.fleet.next_timer_s())
-        elif self._disk.refused or not self._flights.all_cancelled:
+        elif not self._flights.all_cancelled or (self._disk.refused and not self._is_cut_short):
             next_s = _earlier(next_s, self._cancel_at_s)
         return next_s
 
@@ -250,8 +250,7 @@ class Core:
             return False
         if self._outbox.size:
             # With no room on the disk, what has come stays unsaved when the time to wait is over.
-            over = self._cancel_at_s is not None and self._now_s >= self._cancel_at_s
-            return self._disk.refused and over and not self._outbox.committing
+            return self._disk.refused and self._is_cut_short and not self._outbox.committing
         return self.stopping or (self.exhausted and not self._waiting)
 
     @property
@@ -340,10 +339,15 @@ class Core:
 
     def _wants_to_read(self) -> bool:
         """Whether more prompts are to be read; what is in memory is bounded by this alone."""
-        if self.exhausted or self._reading or self.paused:
+        if self.exhausted or self._reading or self._outbox.paused:
             return False
         waiting = self._waiting
         return len(waiting.ready) * 2 < self._ready_max and waiting.sleeping < self._ready_max
+
+    @property
+    def _is_cut_short(self) -> bool:
+        """Whether the time that a stop leaves to requests in flight is over."""
+        return self._cancel_at_s is not None and self._now_s >= self._cancel_at_s
 
     def _nobody_left_to_ask(self) -> bool:
         """Whether every prompt that waits has failed somewhere in a way that may be its own fault."""

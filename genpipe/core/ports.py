@@ -64,8 +64,10 @@ class Transport(Protocol):
 class Store(Protocol):
     """Where records become durable."""
 
-    async def commit(self, group: Group) -> Space:
-        """Make ``group`` durable and mark its indices done, in that order; the room that is left.
+    async def commit(self, group: Group) -> Space | None:
+        """Make ``group`` durable and mark its indices done, in that order.
+
+        Returns the room that is left, or None where that cannot be told.
 
         Several commits may be under way; they are carried out in the order in which they were begun.
         Blocking work is done in a thread.

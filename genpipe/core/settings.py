@@ -37,6 +37,7 @@ class FlowSettings:
         backlog_bytes_max: likewise in answer bytes.
         disk_look_s: how often to look whether a full disk has room again (seconds).
         disk_wait_s: how long to wait for that before the run ends (seconds).
+        grace_s: what a stop for want of room leaves to requests in flight, if there is some left (seconds).
         disk_reserve_bytes: room that is kept free on the disk; a twentieth of a small one.
         ready_spare: prompts kept ready beyond one for each slot.
         refused_after: prompts after which a fleet that refuses most of them stops the run.
@@ -55,6 +56,7 @@ class FlowSettings:
     backlog_bytes_max: int = 64 << 20
     disk_look_s: float = 1.0
     disk_wait_s: float = 600.0
+    grace_s: float = 20.0
     disk_reserve_bytes: int = 64 << 20
     ready_spare: int = 256
     refused_after: int = 200

@@ -26,6 +26,14 @@ def number(value: float | None, *, digits: int = 1) -> str:
     return f"{value:,.{digits}f}"
 
 
+def size(size_bytes: float) -> str:
+    """A number of bytes in decimal units: ``12 B``, ``1.5 kB``, ``26.0 MB``, ``1,204.3 GB``."""
+    for unit, unit_bytes in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if size_bytes >= unit_bytes:
+            return f"{size_bytes / unit_bytes:,.1f} {unit}"
+    return f"{size_bytes:.0f} B"
+
+
 def percent(share: float | None) -> str:
     """A share of one as per cent, with a decimal where it is small."""
     if share is None:

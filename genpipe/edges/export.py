@@ -237,7 +237,7 @@ def export_to_file(
                 file.flush()
                 os.fsync(file.fileno())
         with blaming(out, "write"):
-            temporary.rename(out)
+            _put_in_place(temporary, out, force=force)
             files.sync_folder(out.parent)
         return _exported(folder, files, records)
 
@@ -287,6 +287,19 @@ def _check_place(folder: Path, out: Path, *, force: bool) -> None:
             raise ConfigError(f"{out} is no file, and is not replaced: name another, or - for stdout")
         if not force:
             raise ConfigError(f"{out} exists: name another file, or replace it with --force")
+
+
+def _put_in_place(temporary: Path, out: Path, *, force: bool) -> None:
+    """Give the finished file its name; one that has come to be there meanwhile is not replaced either."""
+    if not force:
+        try:
+            out.hardlink_to(temporary)
+        except OSError:
+            # It exists, or the file system has no hard links.
+            _check_place(temporary, out, force=False)
+        else:
+            return
+    temporary.rename(out)
 
 
 @contextmanager

@@ -196,8 +196,14 @@ class OsFiles:
 
 
 def _sizes(path: Path) -> dict[str, int]:
+    found = {}
     with os.scandir(path) as entries:
-        return {entry.name: entry.stat().st_size for entry in entries if entry.is_file()}
+        for entry in entries:
+            # A driver at work may rename or remove it meanwhile.
+            with suppress(FileNotFoundError):
+                if entry.is_file():
+                    found[entry.name] = entry.stat().st_size
+    return found
 
 
 @contextmanager

@@ -13,7 +13,7 @@ class ListFile:
 
     A sync or a write that failed is never tried again on the same file: what is not known to be durable is
     kept in memory, and is written, after all that is, to a new file that takes the old one's name. That is
-    done once; a second failure is an error.
+    done once; a second failure is an error. A sync that met a full disk is not counted.
     """
 
     def __init__(self, files: Files, appender: Appender, *, may_lag: bool) -> None:
@@ -31,7 +31,9 @@ class ListFile:
         # What is not written yet, and what was written and is not known to be durable.
         self._waiting = self._unsynced = b""
         # The file must not be written to or synced any more.
-        self._is_spoiled = self._was_replaced = False
+        self._is_spoiled = False
+        # For another reason than want of room, and whether that has been met before.
+        self._has_erred = self._was_replaced = False
         self._lock = Lock()
 
     def add(self, data: bytes) -> None:
@@ -54,15 +56,15 @@ class ListFile:
         """
         with self._lock:
             self._write()
-            size_bytes = len(self._unsynced)
         if not self._is_spoiled:
             try:
                 self._appender.sync()
-            except StoreError:
-                self._spoil()
+            except StoreError as error:
+                self._spoil(error)
             else:
                 with self._lock:
-                    self._unsynced = self._unsynced[size_bytes:]
+                    unsynced_bytes = self._appender.size_bytes - self._appender.durable_bytes
+                    self._unsynced = self._unsynced[len(self._unsynced) - unsynced_bytes :]
                 return
         with self._lock:
             self._replace()
@@ -83,20 +85,21 @@ class ListFile:
         except Fenced:
             raise
         except StoreError:
-            self._is_spoiled = True
+            self._is_spoiled = self._has_erred = True
         else:
             self._unsynced, self._waiting = self._unsynced + self._waiting, b""
 
-    def _spoil(self) -> None:
+    def _spoil(self, error: StoreError) -> None:
         """Write no more to the file, and cut off what a sync by the next process could not vouch for."""
         with self._lock:
             self._is_spoiled = True
+            self._has_erred |= not isinstance(error, DiskFull)
             with suppress(StoreError):
                 self._appender.forget()
 
     def _replace(self) -> None:
         path = self._appender.path
-        if self._was_replaced:
+        if self._has_erred and self._was_replaced:
             raise StoreError(
                 f"{path} could not be made durable, and a new file in its place could not either; see to the "
                 "disk and start the same command again: what was durable before is kept"
@@ -114,4 +117,5 @@ class ListFile:
         self._appender.close()
         self._appender = appender
         self._waiting = self._unsynced = b""
-        self._is_spoiled, self._was_replaced = False, True
+        self._was_replaced |= self._has_erred
+        self._is_spoiled = self._has_erred = False

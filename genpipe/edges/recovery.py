@@ -114,6 +114,7 @@ class Recovery:
         """
         found = self._find()
         listed = self._read_manifest(found)
+        found = self._part_twins(found, listed)
         newest = max([*listed, *(shard.seq for shard in found)], default=-1)
         unlisted: list[Entry] = []
         growing: Tally | None = None
@@ -170,12 +171,12 @@ class Recovery:
                 for name in sorted(files.sizes(folder)):
                     if name.endswith(TEMPORARY):
                         files.unlink(folder / name)
-        return self._part_twins(found)
+        return found
 
-    def _part_twins(self, found: list[ShardFile]) -> list[ShardFile]:
+    def _part_twins(self, found: list[ShardFile], listed: dict[int, Entry]) -> list[ShardFile]:
         """Give an open shard a new number where a sealed one has the same: sealing it would destroy that."""
         sealed = {shard.seq for shard in found if not shard.is_open}
-        newest = max((shard.seq for shard in found), default=-1)
+        newest = max([*listed, *(shard.seq for shard in found)], default=-1)
         parted = []
         for shard in found:
             if shard.is_open and shard.seq in sealed:

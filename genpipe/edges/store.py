@@ -305,8 +305,10 @@ class Store:
         self._done_indices.add(done_indices.encode(indices))
 
     def _write_failures(self, data: bytes, given_up: Sequence[GivenUp]) -> None:
+        self._guard()
         self._failures.add(data)
         self._failures.sync()
+        self._guard()
         for failure in given_up:
             if failure.for_good:
                 self._failed_for_good.add(failure.index)
@@ -344,6 +346,7 @@ class Store:
 
     def _list(self, entries: list[Entry]) -> list[Entry]:
         """The checkpoint; returns those shards that the manifest had no room for."""
+        self._guard()
         self._done_indices.sync()
         lines = [entry.encode() for entry in entries]
         try:

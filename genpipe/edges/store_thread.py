@@ -1,10 +1,12 @@
 """The store behind the core's port: its blocking work is done in threads of its own."""
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+from genpipe.core.errors import StoreError
 from genpipe.core.values import Group, Space
 from genpipe.edges.store import EncodedGroup, Store
 
@@ -30,7 +32,7 @@ class StoreThread:
         """Threads for what a store does beside a commit; the caller shuts them down after the store."""
         return ThreadPoolExecutor(max_workers=2, thread_name_prefix="genpipe-seal")
 
-    async def commit(self, group: Group) -> Space:
+    async def commit(self, group: Group) -> Space | None:
         """See :meth:`genpipe.core.ports.Store.commit`."""
         self._under_way += 1
         if self._under_way == 1:
@@ -60,9 +62,12 @@ class StoreThread:
             for executor in (self._encoder, self._writer):
                 executor.shutdown(wait=True)
 
-    def _write(self, encoded: EncodedGroup) -> Space:
+    def _write(self, encoded: EncodedGroup) -> Space | None:
         self._store.write(encoded)
-        return self._store.space()
+        # The group is durable, whatever this says.
+        with contextlib.suppress(StoreError):
+            return self._store.space()
+        return None
 
     async def _carry_out(self, step: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._writer, step)

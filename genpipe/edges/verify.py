@@ -128,6 +128,9 @@ class _Look:
             self._take(seen)
             size_bytes += seen.size_bytes
             progress(size_bytes, total_bytes)
+        if self._read(FAILED) is None and (listed or contents.manifest_data):
+            then = "a start begins it anew, and asks prompts again that had failed for good"
+            self._find(FAILED, "is missing", then)
         self._check_list(FAILED, indexed=True)
         self._check_list(SEGMENTS, indexed=False)
         self._check_done_indices(listed)
@@ -164,6 +167,7 @@ class _Look:
                 MANIFEST,
                 f"holds {bad_count} lines that do not count, or do not agree with themselves",
                 "a start drops them, and lists those shards again",
+                is_problem=not is_torn,
                 in_flight=is_torn,
             )
         if contents.shards is None:
@@ -243,14 +247,15 @@ class _Look:
         difference = done_indices.difference(data, self._done)
         if difference is None:
             return
+        # Half a line at its end is what a kill leaves.
         is_torn = difference.garbage == 1 and difference.is_torn
-        is_wrong = bool(difference.foreign or difference.repeated or difference.garbage)
+        is_wrong = bool(difference.foreign or difference.repeated or (difference.garbage and not is_torn))
         self._find(
             DONE_INDICES,
             f"has {difference}",
             "a start makes it again from the shards",
             is_problem=is_wrong,
-            in_flight=not is_wrong or (is_torn and not difference.foreign and not difference.repeated),
+            in_flight=not is_wrong,
         )
 
     def _note_leftovers(self) -> None:

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -137,6 +138,27 @@ def test_the_ends_of_a_file_are_read_alone(disk, size, ends):
     files.close(handle)
 
     assert files.read_ends(folder / "a", size) == ends
+
+
+def test_the_files_of_a_folder_are_told_while_they_change_their_names(tmp_path):
+    files = OsFiles()
+    over = threading.Event()
+
+    def rename():
+        while not over.is_set():
+            for name in "abcdefgh":
+                (tmp_path / name).write_bytes(b"x")
+                (tmp_path / name).rename(tmp_path / name.upper())
+
+    renamer = threading.Thread(target=rename)
+    renamer.start()
+    try:
+        seen = [files.sizes(tmp_path) for _ in range(2000)]
+    finally:
+        over.set()
+        renamer.join()
+
+    assert any(seen)
 
 
 def test_a_disk_has_no_more_room_than_its_size(disk):

@@ -2,8 +2,9 @@
 
 import pytest
 
-from genpipe.core.values import Cancel, Commit, Measure, Space, Start
-from tests.core.build import answer, commits, due, make_core, starts
+from genpipe.core.flow import Core, FlowSettings
+from genpipe.core.values import Cancel, Chunk, Commit, Measure, Read, ServerSpec, Space, Start
+from tests.core.build import Steady, answer, commits, due, make_core, starts
 
 FULL = "cannot append to part-000000.jsonl.open: no space left"
 PLENTY = Space(free_bytes=1 << 40, total_bytes=1 << 41)
@@ -156,6 +157,70 @@ def test_a_stop_on_a_full_disk_ends_with_its_grace():
     core.due(4.5)
     assert core.finished
     assert not core.disk_gave_up
+
+
+def test_a_slow_commit_on_a_full_disk_makes_no_timer_of_the_past():
+    core, running, group = refused_core()
+    core.stop(1.5, grace_s=0.0)
+    for start in running:
+        core.cancelled(start, 1.5)
+    core.due(1.5)
+    commits(core, 2.0)
+
+    for now_s in (2.0, 2.5, 4.0, 9.0):
+        core.due(now_s)
+        due_s = core.next_timer_s()
+        assert due_s is None or due_s > now_s
+        assert not core.finished
+    core.refused(group.number, FULL, 9.0)
+    assert core.finished
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_giving_up_leaves_requests_their_grace_only_where_their_answers_could_be_saved(refused):
+    if refused:
+        core, _, _ = refused_core(disk_wait_s=3.0, grace_s=20.0)
+        commits(core, 3.0)
+        core.refused(1, FULL, 3.0)
+    else:
+        core, _ = low_core(free_bytes=1, disk_wait_s=3.0, grace_s=20.0)
+        core.due(3.0)
+        core.measured(Space(free_bytes=1, total_bytes=1 << 40), 3.0)
+
+    assert bool(due(core, 4.0, Cancel)) == refused
+    assert core.disk_gave_up
+    assert bool(due(core, 23.9, Cancel)) is False
+    assert bool(due(core, 24.0, Cancel)) != refused
+
+
+def test_a_stop_with_a_long_grace_does_not_wait_for_longer_than_the_disk_is_waited_for():
+    core, running, group = refused_core(disk_wait_s=3.0)
+    core.stop(1.5, grace_s=3600.0)
+    for start in running:
+        answer(core, start, 1.6)
+    for second in (2.0, 3.0):
+        commits(core, second)
+        core.refused(group.number, FULL, second)
+    core.due(4.0)
+
+    assert core.finished
+
+
+def test_a_run_that_has_nothing_to_send_ends_though_the_disk_is_short():
+    core = Core(FlowSettings(), [ServerSpec(url="http://s", limit=2)], Steady(), 0.0)
+    core.measured(Space(free_bytes=1, total_bytes=1 << 40), 0.0)
+    assert core.disk_trouble is not None
+    assert kinds(core, 0.0) == [Read]
+    core.offered(Chunk(prompts=(), exhausted=True), 0.1)
+
+    assert core.finished
+    assert core.complete
+
+
+def test_a_disk_that_does_not_tell_its_size_is_believed_to_have_room():
+    core, _ = low_core(free_bytes=0, total_bytes=0)
+
+    assert core.disk_trouble is None
 
 
 def low_core(*, free_bytes, total_bytes=1 << 40, answer_bytes=1_000_000, **settings):

@@ -81,3 +81,11 @@ def test_the_line_tells_of_failures_and_of_servers_that_are_away():
 
 def test_a_run_that_has_ended_has_no_eta():
     assert "eta" not in wording.line(a_progress(state="done"))
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "text"),
+    [(0, "0 B"), (999.6, "1000 B"), (1500, "1.5 kB"), (26e6, "26.0 MB"), (1_204_300_000_000, "1,204.3 GB")],
+)
+def test_a_size_has_the_unit_that_fits(size_bytes, text):
+    assert wording.size(size_bytes) == text

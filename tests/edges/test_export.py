@@ -374,3 +374,16 @@ def test_few_records_are_in_memory_on_their_way_to_the_buckets(folder, tmp_path)
 
     assert max(waiting) <= 2000
     assert len(waiting) == 3
+
+
+def test_a_file_that_comes_to_be_there_meanwhile_is_not_replaced(folder, tmp_path):
+    out = tmp_path / "mine.jsonl"
+
+    def progress(done_bytes, total_bytes):
+        out.write_text("mine")
+
+    with pytest.raises(ConfigError, match="exists"):
+        export_to_file(folder, OsFiles(), out, force=False, warn=pytest.fail, progress=progress)
+
+    assert out.read_text() == "mine"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine.jsonl", "run"]

@@ -198,6 +198,19 @@ def test_an_open_shard_never_replaces_a_sealed_one_of_the_same_number(files):
     quiet_after(files)
 
 
+def test_a_twin_does_not_get_the_number_of_a_shard_that_is_gone(files):
+    store = Store.open(FOLDER, files, shard_records=4, wall=WALL, warn=pytest.fail)
+    store.commit(group(11, number=2))
+    store.close()
+    files.put(SHARDS / "part-000000.jsonl.open", files.read(SHARDS / "part-000003.jsonl.open"))
+    files.remove(SHARDS / "part-000003.jsonl.open")
+    files.remove(SHARDS / "part-000002.jsonl")
+    _, warnings = reopen(files)
+
+    assert any("part-000002.jsonl is gone" in w for w in warnings)
+    assert not {"part-000002.jsonl", "part-000002.jsonl.open"} & set(files.sizes(SHARDS))
+
+
 def test_of_two_records_of_a_prompt_the_earlier_shards_counts(files):
     again = files.read(SEALED[0]) + files.read(OPEN).splitlines(keepends=True)[0]
     files.put(SHARDS / "part-000003.jsonl", again)

@@ -347,6 +347,23 @@ def test_where_the_disk_errs_once_a_new_file_is_begun_and_nothing_is_synced_agai
         assert not [entry for entry in files.log[failed_at + 1 :] if entry == ("sync", name)]
 
 
+def test_nothing_is_written_anew_while_the_manifest_finds_no_room_for_the_shard_that_was_cut():
+    files = disk()
+    store = open_store(files)
+    store.commit(group(0, 1))
+    files.refuse_once["sync", FIRST] = errno.EIO
+    files.refuse["write", "manifest.jsonl"] = errno.ENOSPC
+    for _ in range(2):
+        with pytest.raises(DiskFull, match="manifest"):
+            store.commit(group(2, number=2))
+        assert files.read(SHARDS / SECOND) == b""
+    files.refuse.clear()
+    store.commit(group(2, number=2))
+    store.close()
+
+    check_after(files, acked=[0, 1, 2])
+
+
 def test_a_shard_without_a_durable_record_is_removed_where_the_disk_errs():
     files = disk()
     store = open_store(files)
@@ -460,6 +477,65 @@ def test_a_folder_that_was_taken_over_is_not_sealed():
     store.close()
 
     assert list(files.sizes(SHARDS)) == ["part-000000.jsonl.open"]
+
+
+@pytest.mark.parametrize("calls_before", [0, 1])
+def test_failures_alone_are_not_written_or_do_not_count_in_a_folder_that_was_taken_over(calls_before):
+    files = disk()
+    calls = []
+
+    def guard():
+        calls.append(1)
+        if len(calls) > calls_before:
+            raise Fenced("theirs")
+
+    store = open_store(files, guard=guard)
+    with pytest.raises(Fenced):
+        store.commit(group(failures=[given_up(5)]))
+    assert store.failed_for_good_count == 0
+    assert bool(files.read(FOLDER / "failed.jsonl")) == bool(calls_before)
+    store.close()
+
+
+def test_a_sync_that_meets_a_full_disk_again_and_again_is_waited_for_in_the_lists_too():
+    files = disk()
+    store = open_store(files)
+    for number in range(1, 4):
+        files.refuse_once["sync", "failed.jsonl"] = errno.ENOSPC
+        files.refuse_once["create", "failed.jsonl.tmp"] = errno.ENOSPC
+        with pytest.raises(DiskFull):
+            store.commit(group(failures=[given_up(number)], number=number))
+        store.commit(group(failures=[given_up(number)], number=number))
+    store.close()
+
+    assert {line["index"] for line in audit.whole_lines(files.crash().read(FOLDER / "failed.jsonl"))} == {
+        1,
+        2,
+        3,
+    }
+
+
+def test_what_is_added_while_a_list_is_synced_is_written_once_where_the_next_sync_fails():
+    files = disk()
+    store = open_store(files)
+    real = files.sync
+    meanwhile = [group(5, number=2)]
+
+    def sync(handle):
+        if files._open[handle][0].name == ".done_indices" and meanwhile:
+            store._done_indices._appender.append(b"")
+            store._done_indices.add(b"4\n")
+            meanwhile.clear()
+        real(handle)
+
+    files.sync = sync  # type: ignore[method-assign]
+    store._done_indices.add(b"1\n2\n")
+    store._done_indices.sync()
+    files.refuse_once["sync", ".done_indices"] = errno.EIO
+    store._done_indices.sync()
+    store.close()
+
+    assert files.read(FOLDER / ".done_indices") == b"1\n2\n4\n"
 
 
 def test_settings_go_into_every_record():

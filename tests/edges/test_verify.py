@@ -174,7 +174,13 @@ class Damage:
         self.add(self.done_indices, b"3\n")
 
     def a_line_that_is_no_number(self):
+        self.add(self.done_indices, b"1x2\n")
+
+    def half_a_line_of_the_list(self):
         self.add(self.done_indices, b"12")
+
+    def no_list_of_failures(self):
+        (self.folder / "failed.jsonl").unlink()
 
     def a_missing_list_of_indices(self):
         self.done_indices.unlink()
@@ -243,6 +249,7 @@ KINDS = {
     "an_index_without_a_record": [".done_indices: has 1 lines without a record"],
     "an_index_twice": [".done_indices: has 1 repeated lines"],
     "a_line_that_is_no_number": [".done_indices: has 1 lines that are no number"],
+    "no_list_of_failures": ["failed.jsonl: is missing"],
     "a_missing_list_of_indices": [".done_indices: is missing"],
     "a_torn_failure": ["failed.jsonl: ends in "],
     "an_unreadable_middle": ["failed.jsonl: IS DAMAGED"],
@@ -269,7 +276,9 @@ def test_a_sound_folder_has_no_findings(folder):
 
 
 def test_every_kind_of_damage_is_in_the_table():
-    assert {name for name in vars(Damage) if not name.startswith("_")} - {"change", "add"} == set(KINDS)
+    assert {name for name in vars(Damage) if not name.startswith("_")} - {
+        *("change", "add", "half_a_line_of_the_list")
+    } == set(KINDS)
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -333,6 +342,18 @@ def test_a_list_that_lags_is_a_note_and_a_start_mends_it(folder):
     assert told(folder) == ([], [])
 
 
+def test_half_a_line_that_a_kill_leaves_in_a_list_is_a_note_and_a_start_mends_it(folder):
+    damage = Damage(folder)
+    damage.half_a_line_of_the_list()
+    damage.add(damage.manifest, b'{"seq":7,"fi')
+    problems, notes = told(folder)
+
+    assert problems == []
+    assert [note.split(":")[0] for note in notes] == ["manifest.jsonl", ".done_indices"]
+    Store.open(folder, OsFiles(), shard_records=4, wall=WALL, warn=lambda _: None).close()
+    assert told(folder) == ([], [])
+
+
 def test_more_unlisted_shards_than_a_kill_leaves_are_a_problem(folder):
     store = Store.open(folder, OsFiles(), shard_records=4, wall=WALL, warn=pytest.fail)
     store.commit(group(11, 12))
@@ -367,7 +388,7 @@ def driver(folder):
     lock.release()
 
 
-@pytest.mark.parametrize("name", ["a_torn_tail", "a_torn_failure", "a_line_that_is_no_number"])
+@pytest.mark.parametrize("name", ["a_torn_tail", "a_torn_failure", "half_a_line_of_the_list"])
 def test_beside_a_driver_what_it_is_writing_is_no_finding(folder, driver, name):
     damage = Damage(folder)
     getattr(damage, name)()
