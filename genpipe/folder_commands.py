@@ -12,8 +12,6 @@ from typing import NoReturn
 from tqdm import tqdm
 
 from genpipe.core.errors import ConfigError
-from genpipe.edges import export as exporting
-from genpipe.edges import verify as verifying
 from genpipe.edges.files import OsFiles
 from genpipe.edges.record import Wall
 
@@ -40,6 +38,8 @@ def verify(folder: Path, *, repair: bool, as_json: bool, say: Show) -> int:
         Fenced: it is to be mended, and a driver owns it.
         StoreError: it cannot be read or mended.
     """
+    from genpipe.edges import verify as verifying
+
     files = OsFiles()
     done: list[str] = []
     if repair:
@@ -73,6 +73,8 @@ def export(folder: Path, out: str, *, force: bool, tell: Show) -> int:
         ConfigError: it holds no run that can be understood, or the file cannot have that place.
         StoreError: something cannot be read or written; the file is not there, or as it was before.
     """
+    from genpipe.edges import export as exporting
+
     # Temporary files are removed on the way out, for which the default of these signals leaves no time.
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_DFL:

@@ -93,6 +93,7 @@ def write_run(folder: Path, wanted_bytes: int, record_bytes: int) -> int:
     """A sound run folder of about so many bytes; how many it has."""
     (folder / SHARDS).mkdir()
     (folder / "run.json").write_text(json.dumps(RUN))
+    (folder / "failed.jsonl").touch()
     rng = random.Random(7)
     texts = [text_of(rng, record_bytes - 600) for _ in range(64)]
     size_bytes = seq = 0

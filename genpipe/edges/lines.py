@@ -68,6 +68,20 @@ def index_of(data: bytes, start: int = 0) -> int | None:
     return int(found[1]) if found else None
 
 
+def indices_of(data: bytes) -> list[int] | None:
+    """The indices of the records of a file whose lines are known to count; None where one has none."""
+    indices = []
+    start, size_bytes = 0, len(data)
+    match, find = _FIRST_KEY.match, data.find
+    while start < size_bytes:
+        found = match(data, start)
+        if found is None:
+            return None
+        indices.append(int(found[1]))
+        start = find(b"\n", start) + 1 or size_bytes
+    return indices
+
+
 def looks_whole(first: bytes, last: bytes) -> bool:
     """Whether a file of records may be whole, by its first and last bytes (:data:`ENDS_BYTES` of each).
 

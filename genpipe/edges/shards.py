@@ -93,14 +93,12 @@ class Scan:
         return len(self.bad) == 1 and self.bad[0][0] == self.good_bytes
 
 
-def scan(data: bytes, *, indexed: bool = True, is_as_sealed: bool = False) -> Scan:
+def scan(data: bytes, *, indexed: bool = True) -> Scan:
     """Look at every line of a file.
 
     Args:
         data: the whole file.
         indexed: a line must begin with an index to be good.
-        is_as_sealed: these are the bytes that were sealed, by their SHA-256: the checksums in them, which
-            were right then, are not computed again.
     """
     spans: list[tuple[int, int]] = []
     indices: list[int] = []
@@ -113,7 +111,7 @@ def scan(data: bytes, *, indexed: bool = True, is_as_sealed: bool = False) -> Sc
     while start < size_bytes:
         stop = data.find(b"\n", start) + 1 or size_bytes
         index = index_of(data, start) if indexed else 0
-        if index is not None and (is_as_sealed or counts(data, view, start, stop)):
+        if index is not None and counts(data, view, start, stop):
             if bad_since is not None:
                 bad.append((bad_since, data[bad_since:start]))
                 bad_since = None
