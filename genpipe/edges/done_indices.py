@@ -7,16 +7,23 @@ the shards at every start.
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 from genpipe.core.bitmap import Bitmap
 
 _CHUNK_BYTES = 1 << 20
 _DIGITS_MAX = 18
+_PIECE = 1 << 16
 
 
 def encode(indices: Iterable[int]) -> bytes:
     """The lines of these indices."""
-    return b"".join([b"%d\n" % index for index in indices])
+    numbers = iter(indices)
+    pieces = []
+    # A piece at a time, so that millions of them are never there as objects at once.
+    while some := list(islice(numbers, _PIECE)):
+        pieces.append("\n".join(map(str, some)) + "\n")
+    return "".join(pieces).encode("ascii")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,8 @@ from typing import TypeVar
 
 from genpipe.core.errors import StoreError
 from genpipe.core.values import Group, Space
-from genpipe.edges.store import EncodedGroup, Store
+from genpipe.edges.encoded import EncodedGroup
+from genpipe.edges.store import Store
 
 T = TypeVar("T")
 
