@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from genpipe.edges.files import OsFiles
 from tests.e2e.harness import (
     asked_after,
     assert_manifest_agrees,
@@ -24,6 +25,8 @@ from tests.e2e.harness import (
     without_probes,
     write_prompts,
 )
+from tests.edges import audit as audit_of_bytes
+from tests.faults.audits import PROPERTY
 
 SOAK = int(os.environ.get("GENPIPE_SOAK", "1"))
 KILLS = 12 * SOAK
@@ -64,6 +67,21 @@ class Kills:
             assert {index: done.get(index) for index in before} == before
         self.seen.append((time.monotonic(), done))
 
+    def row(self):
+        """For the table of faults: what was durable at any kill must stand there once at the end."""
+        there = audit_of_bytes.counts(OsFiles(), self.out)
+        durable = set().union(*(done for _, done in self.seen))
+        doubled = {index for index, times in there.items() if times > 1}
+        checked = sum(len(done) for _, done in self.seen)
+        return [
+            "random kills of the whole program",
+            len(self.seen),
+            checked,
+            len(durable - set(there)),
+            len(doubled),
+            "",
+        ]
+
     def assert_nothing_was_asked_again(self, visits):
         records = saved(self.out)
         for killed_s, done in self.seen:
@@ -95,6 +113,7 @@ def test_kills_at_random_moments_of_start_and_run_change_nothing_of_the_outcome(
         visits = fleet.visits()
     err = (tmp_path / "run.err").read_text()
     state = progress(out)
+    record_property(PROPERTY, kills.row())
     for name, value in (("kills", len(kills.seen)), ("kills_in_start", kills.in_start), ("rows", len(texts))):
         record_property(name, value)
     record_property("kills_too_late", over)
@@ -154,7 +173,7 @@ def test_a_kill_of_the_run_and_of_a_server_at_once_is_survived(tmp_path, record_
             without_probes([*well.visits(), *dying.visits()]), key=lambda visit: visit["arrival_s"]
         )
     err = (tmp_path / "run.err").read_text()
-    record_property("kills", len(kills.seen))
+    record_property(PROPERTY, kills.row())
     record_property("server_kills", 3 * SOAK)
 
     assert code == 0, err
