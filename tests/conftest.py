@@ -4,6 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.faults.table import pytest_terminal_summary
+
+__all__ = ["pytest_terminal_summary"]
+
 WHOLE_PROGRAM = {"cases", "e2e", "faults"}
 """Folders of tests that start whole programs; `make check` leaves them to `make test`."""
 
