@@ -82,6 +82,11 @@ def repair(folder: Path, files: Files, *, now_text: str, warn: Callable[[str], N
         ).run()
         for appender in (state.journal, state.manifest, state.failures, state.done_indices):
             appender.close()
+        if state.tally.lines == 0:
+            # A start begins a shard to write to, and nothing is to be written here.
+            with blaming(state.journal.path, "remove"):
+                files.unlink(state.journal.path)
+                files.sync_folder(folder / SHARDS)
     finally:
         lock.release()
 

@@ -388,6 +388,17 @@ def driver(folder):
     lock.release()
 
 
+def test_a_repair_of_a_finished_run_begins_no_shard(folder):
+    store = Store.open(folder, OsFiles(), shard_records=4, wall=WALL, warn=pytest.fail)
+    store.seal_last()
+    store.close()
+    before = sorted(path.name for path in (folder / "shards").iterdir())
+    mend(folder)
+
+    assert sorted(path.name for path in (folder / "shards").iterdir()) == before
+    assert told(folder) == ([], [])
+
+
 @pytest.mark.parametrize("name", ["a_torn_tail", "a_torn_failure", "half_a_line_of_the_list"])
 def test_beside_a_driver_what_it_is_writing_is_no_finding(folder, driver, name):
     damage = Damage(folder)
