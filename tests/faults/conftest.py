@@ -1,6 +1,8 @@
 """Servers of drivers for the tests of faults, and counts of what they try."""
 
+import os
 import shutil
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -21,10 +23,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def launchers() -> Iterator[Launchers]:
-    """Two servers of drivers."""
+def strace() -> None:
+    """Skips where no process may be traced."""
     if shutil.which("strace") is None:
         pytest.skip("strace is not installed")
+    tried = subprocess.run(["strace", "-o", os.devnull, "true"], capture_output=True, text=True, timeout=30)
+    if tried.returncode:
+        pytest.skip(f"processes may not be traced here: {tried.stderr.strip()}")
+
+
+@pytest.fixture(scope="session")
+def launchers(strace) -> Iterator[Launchers]:
+    """Two servers of drivers."""
     with Launcher() as one, Launcher() as other:
         yield Launchers([one, other])
 

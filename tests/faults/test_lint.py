@@ -60,7 +60,7 @@ def test_a_start_after_a_kill_trusts_nothing_that_only_memory_has(launchers, tmp
     launchers.each(killed_and_resumed, [(name, at) for name in KILLS for at in (1, 2, 3, 4, 5)])
 
 
-def test_a_whole_run_relies_on_nothing_that_was_not_synced(tmp_path, count):
+def test_a_whole_run_relies_on_nothing_that_was_not_synced(tmp_path, count, strace):
     texts = [f"prompt {place} <<tokens=20 delay=0.01>>" for place in range(40)]
     texts[7] = "never <<status=400>>"
     source, out = harness.write_prompts(tmp_path / "in.jsonl", texts), tmp_path / "out"
