@@ -42,7 +42,7 @@ class Appender:
                 self.close()
                 raise
 
-    def append(self, data: bytes | memoryview) -> None:
+    def append(self, data: bytes) -> None:
         """Write ``data`` at the end, or nothing of it; it is durable only after :meth:`sync`.
 
         Raises:

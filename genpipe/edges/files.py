@@ -232,7 +232,7 @@ def blaming(path: Path, doing: str) -> Iterator[None]:
         ) from error
 
 
-def write_what_fits(files: Files, handle: int, data: bytes | memoryview) -> tuple[int, OSError | None]:
+def write_what_fits(files: Files, handle: int, data: bytes) -> tuple[int, OSError | None]:
     """Append ``data``, however little each write takes: how many bytes were taken, and what stopped it."""
     view = memoryview(data)
     done = 0

@@ -1,7 +1,7 @@
 """The shard that grows: groups of lines are appended to it, and it is sealed and followed by the next."""
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from genpipe.core.errors import DiskFull, Fenced, StoreError
@@ -61,8 +61,8 @@ class Journal:
         self.is_spoiled = False
         self.is_sealed = False
 
-    def write(self, data: memoryview, line_count: int) -> None:
-        """Make the bytes of so many whole lines durable at the end of the open shard, all of them or none.
+    def write(self, lines: Sequence[bytes]) -> None:
+        """Make whole lines durable at the end of the open shard, all of them or none.
 
         Raises:
             DiskFull: there is no room; none of them counts, and they may come again.
@@ -71,6 +71,7 @@ class Journal:
         """
         assert not self.is_spoiled
         assert not self.is_sealed
+        data = b"".join(lines)
         self._guard()
         background = self._background if len(data) >= WORTH_A_THREAD_BYTES else Background(None)
         digest = background.submit(self.tally.digest_over, data)
@@ -78,9 +79,9 @@ class Journal:
             self._put(data)
         finally:
             digest.wait()
-        self.tally.take_hashed(len(data), line_count, digest.result())
+        self.tally.take_hashed(len(data), len(lines), digest.result())
 
-    def _put(self, data: memoryview) -> None:
+    def _put(self, data: bytes) -> None:
         try:
             self._appender.append(data)
         except (DiskFull, Fenced):

@@ -279,7 +279,7 @@ class Tally:
         self._digest.update(data)
         self._go_on(len(data), line_count)
 
-    def digest_over(self, data: bytes | memoryview) -> "hashlib._Hash":
+    def digest_over(self, data: bytes) -> "hashlib._Hash":
         """The digest of the shard if ``data`` came next; changes nothing, so it may run beside a sync."""
         digest = self._digest.copy()
         digest.update(data)

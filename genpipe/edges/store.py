@@ -7,16 +7,17 @@ import contextlib
 import copy
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
+from dataclasses import dataclass
 from pathlib import Path
 
 from genpipe.core.errors import DiskFull, Fenced, StoreError
-from genpipe.core.values import Finished, GivenUp, Group, Space
+from genpipe.core.values import Finished, GivenUp, Group, Space, Sums
+from genpipe.edges import done_indices
 from genpipe.edges.background import Background, Job
-from genpipe.edges.encoded import EncodedGroup, Part
 from genpipe.edges.files import Files, blaming
 from genpipe.edges.journal import Journal
 from genpipe.edges.list_file import ListFile
-from genpipe.edges.record import Wall
+from genpipe.edges.record import Wall, encode_finished, encode_given_up
 from genpipe.edges.recovery import Recovered, Recovery
 from genpipe.edges.shards import MANIFEST, SHARDS, Entry, shard_name
 
@@ -26,6 +27,21 @@ SealedHook = Callable[[Path, bytes], None]
 
 def _nothing() -> None:
     """The guard of a folder that nobody else can claim."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncodedGroup:
+    """A group as the lines that are to be written.
+
+    Attributes:
+        group: what was encoded.
+        records: a line for each of ``group.finished``.
+        failures: the lines of ``group.given_up``.
+    """
+
+    group: Group
+    records: list[bytes]
+    failures: bytes
 
 
 class Store:
@@ -167,7 +183,11 @@ class Store:
 
     def encode(self, group: Group) -> EncodedGroup:
         """The first half of :meth:`commit`: touches nothing, and may be called beside a :meth:`write`."""
-        return EncodedGroup(group, self._wall, self._settings)
+        return EncodedGroup(
+            group=group,
+            records=[encode_finished(finished, self._wall, self._settings) for finished in group.finished],
+            failures=b"".join([encode_given_up(failure) for failure in group.given_up]),
+        )
 
     def write(self, encoded: EncodedGroup) -> None:
         """The second half of :meth:`commit`."""
@@ -229,11 +249,10 @@ class Store:
         self._check_new(group.finished[start:], group.given_up)
         try:
             self._go_on()
-            while start < len(encoded):
-                stop = min(len(encoded), start + self._shard_records - self._journal.tally.lines)
-                part = encoded.part(start, stop)
-                self._write_records(part)
-                self._count(part)
+            while start < len(encoded.records):
+                stop = start + self._shard_records - self._journal.tally.lines
+                self._write_records(encoded.records[start:stop])
+                self._count(group.finished[start:stop])
                 start = stop
                 if self._journal.tally.lines >= self._shard_records:
                     self._go_on()
@@ -243,16 +262,16 @@ class Store:
             self._half_done[group.number] = start
             raise
 
-    def _write_records(self, part: Part) -> None:
-        """Make records durable: where the disk errs, in a new shard, once."""
+    def _write_records(self, lines: Sequence[bytes]) -> None:
+        """Make lines durable: where the disk errs, in a new shard, once."""
         try:
-            self._journal.write(part.data, len(part.indices))
+            self._journal.write(lines)
         except (DiskFull, Fenced):
             raise
         except StoreError:
             # Never another sync of that file: its word could not be believed.
             self._go_on()
-            self._journal.write(part.data, len(part.indices))
+            self._journal.write(lines)
         self._guard()
 
     def _go_on(self) -> None:
@@ -271,15 +290,19 @@ class Store:
             self._list_all()
             self._must_list = False
 
-    def _count(self, part: Part) -> None:
+    def _count(self, part: Sequence[Finished]) -> None:
         """Durable records are done."""
-        for index in part.indices:
+        indices = [finished.prompt.index for finished in part]
+        sums = Sums()
+        for finished in part:
+            sums.add(finished.answer.output_tokens, finished.answer.flags)
+        for index in indices:
             self.done.add(index)
             self._failed_for_good.discard(index)
-        self._journal.tally.count(part.indices, part.sums)
-        self.sums.merge(part.sums)
+        self._journal.tally.count(indices, sums)
+        self.sums.merge(sums)
         # Derived, and never ahead of the shards: so it comes last, and needs no sync of its own.
-        self._done_indices.add(part.listing)
+        self._done_indices.add(done_indices.encode(indices))
 
     def _write_failures(self, data: bytes, given_up: Sequence[GivenUp]) -> None:
         self._guard()

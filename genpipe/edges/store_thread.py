@@ -8,8 +8,7 @@ from typing import TypeVar
 
 from genpipe.core.errors import StoreError
 from genpipe.core.values import Group, Space
-from genpipe.edges.encoded import EncodedGroup
-from genpipe.edges.store import Store
+from genpipe.edges.store import EncodedGroup, Store
 
 T = TypeVar("T")
 

@@ -12,7 +12,8 @@ import pytest
 
 from genpipe.core.errors import DiskFull, Fenced, StoreError
 from genpipe.core.values import Group, Sums
-from genpipe.edges import encoded, lines, record
+from genpipe.edges import lines, record
+from genpipe.edges import store as store_module
 from genpipe.edges.files import OsFiles
 from genpipe.edges.store import Store
 from genpipe.edges.store_thread import StoreThread
@@ -697,7 +698,7 @@ def test_no_step_of_a_commit_is_done_on_the_thread_of_the_event_loop(tmp_path: P
         encoders.add(threading.get_ident())
         return real(*args)
 
-    monkeypatch.setattr(encoded, "encode_finished", encode_finished)
+    monkeypatch.setattr(store_module, "encode_finished", encode_finished)
     files = WatchedFiles()
 
     async def scenario():
