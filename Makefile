@@ -18,7 +18,7 @@ $(VENV)/.ready: pyproject.toml
 demo: $(VENV)/.ready
 	$(BIN)/genpipe demo
 
-# All tests: about five minutes on two cores.
+# All tests: about seven minutes on two cores.
 test: $(VENV)/.ready
 	$(BIN)/python -m pytest -n $(WORKERS)
 
@@ -43,7 +43,7 @@ bench: $(VENV)/.ready
 	$(BIN)/python scripts/bench_client.py
 
 # The store, a resume of a million of ten million prompts, and verify of 10 GB, each beside the least that it
-# could cost: a quarter of an hour, and 15 GB of temporary files.
+# could cost: about six minutes, and more than 10 GB of temporary files.
 bench-store: $(VENV)/.ready
 	$(BIN)/python scripts/bench_store.py
 	$(BIN)/python scripts/bench_resume.py

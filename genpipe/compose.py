@@ -28,7 +28,7 @@ from genpipe.edges.files import OsFiles
 from genpipe.edges.process import raise_file_limit
 from genpipe.edges.record import Wall
 from genpipe.edges.report import Report
-from genpipe.edges.run_folder import RunFolder, RunIdentity, recorded_settings
+from genpipe.edges.run_folder import RunFolder, RunIdentity, recorded_run
 from genpipe.edges.sglang import Monotonic, SglangTransport
 from genpipe.edges.store import Store
 from genpipe.edges.store_thread import StoreThread
@@ -133,11 +133,11 @@ class _Run:
     async def carry_out(self, *, retry_failed: bool, allow_changed: bool) -> Ending:
         """All of it."""
         dialect = await asyncio.to_thread(self._check)
-        began_with = recorded_settings(OsFiles(), self.out)
+        began_with = recorded_run(OsFiles(), self.out)
         model = self.settings.request.model
         served: str | None = None
         if model is None and began_with is not None and not allow_changed:
-            model = began_with["request"]["model"]
+            model = began_with["settings"]["request"]["model"]
         if model is None:
             model = served = await self._find_model()
         folder = await self._claim(model, allow_changed=allow_changed)
@@ -291,11 +291,13 @@ class _Run:
         started_at = self._now_text()
         folder.start_segment(started_at, {"version": __version__, "servers": len(self.endpoints)})
         core = Core(flow_settings_of(self.settings), specs_of(self.settings), self.rng, began_s)
+        facts = {"run_id": folder.run_id, "segment": folder.segment, "started_at": started_at}
+        progress = Progress(restored, began_s=began_s)
         report = Report(
             folder.path,
-            Progress(restored, began_s=began_s),
+            progress,
             total=lambda: source.total,
-            facts={"run_id": folder.run_id, "segment": folder.segment, "started_at": started_at},
+            facts=facts,
             wall=self.wall,
             display=self.display,
         )

@@ -15,7 +15,7 @@ from genpipe.edges.files import OsFiles
 from genpipe.edges.lock import LOCK
 from genpipe.edges.owner import Standing, standing
 from genpipe.edges.report import PROGRESS
-from genpipe.edges.run_folder import RUN, recorded_settings
+from genpipe.edges.run_folder import RUN, recorded_run
 from genpipe.ui import terminal
 
 STALE_S = 10.0
@@ -58,7 +58,7 @@ def look(folder: Path) -> Look:
         raise ConfigError(f"{folder} is no folder")
     if not (folder / RUN).exists():
         raise ConfigError(f"{folder} is no run folder: there is no {RUN} in it")
-    recorded_settings(OsFiles(), folder)
+    recorded_run(OsFiles(), folder)
     try:
         with open(folder / PROGRESS, "rb") as file:
             progress = json.loads(file.read())

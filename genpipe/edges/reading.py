@@ -12,7 +12,7 @@ from genpipe.edges.files import Files, blaming
 from genpipe.edges.heartbeat import HEARTBEAT
 from genpipe.edges.lock import LOCK
 from genpipe.edges.owner import Standing, standing
-from genpipe.edges.run_folder import RUN, recorded_settings
+from genpipe.edges.run_folder import recorded_run
 from genpipe.edges.shards import MANIFEST, SHARDS, Entry, Manifest, ShardFile, shard_files, shard_name
 
 _LOOKS_MAX = 20
@@ -47,9 +47,10 @@ def shard_records_of(files: Files, folder: Path) -> int:
         ConfigError: there is no run in it, or its ``run.json`` is not to be understood.
         StoreError: it cannot be read.
     """
-    if recorded_settings(files, folder) is None:
+    run = recorded_run(files, folder)
+    if run is None:
         raise ConfigError(f"{folder} holds no run: give a run folder, the one that `--out` named")
-    return int(json.loads(files.read(folder / RUN))["shard_records"])
+    return int(run["shard_records"])
 
 
 def contents_of(files: Files, folder: Path) -> Contents:

@@ -197,16 +197,15 @@ class RunFolder:
         self._segments.sync()
 
 
-def recorded_settings(files: Files, path: Path) -> dict[str, Any] | None:
-    """The settings that the run in a folder began with, or None where there is no run; claims nothing.
+def recorded_run(files: Files, path: Path) -> dict[str, Any] | None:
+    """The ``run.json`` of the run in a folder, or None where there is no run; claims nothing.
 
     Raises:
         ConfigError: the folder is not a run's, or its ``run.json`` is not to be understood.
         StoreError: it cannot be read.
     """
     _refuse_foreign(path)
-    run = _read_run(files, path)
-    return None if run is None else dict(run["settings"])
+    return _read_run(files, path)
 
 
 def _refuse_foreign(path: Path) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import hashlib
+import itertools
 import json
 import threading
 from pathlib import Path
@@ -446,17 +447,21 @@ def test_a_disk_that_goes_on_to_err_ends_the_store_and_costs_nothing_that_was_ac
     check_after(files, acked=[0, 1], maybe=[2, 3, 4, 6])
 
 
+def taken_over_after(calls_before):
+    """The guard of a folder that is somebody else's after so many looks."""
+    calls = itertools.count()
+
+    def guard():
+        if next(calls) >= calls_before:
+            raise Fenced("theirs")
+
+    return guard
+
+
 @pytest.mark.parametrize("calls_before", [0, 1])
 def test_a_folder_that_was_taken_over_is_not_written_to_and_nothing_counts_in_it(calls_before):
     files = disk()
-    calls = []
-
-    def guard():
-        calls.append(1)
-        if len(calls) > calls_before:
-            raise Fenced("theirs")
-
-    store = open_store(files, guard=guard)
+    store = open_store(files, guard=taken_over_after(calls_before))
     with pytest.raises(Fenced):
         store.commit(group(0, 1))
     assert list(store.done) == []
@@ -467,11 +472,7 @@ def test_a_folder_that_was_taken_over_is_not_written_to_and_nothing_counts_in_it
 
 def test_a_folder_that_was_taken_over_is_not_sealed():
     files = disk()
-
-    def guard():
-        raise Fenced("theirs")
-
-    store = open_store(files, guard=guard)
+    store = open_store(files, guard=taken_over_after(0))
     with pytest.raises(Fenced):
         store.commit(group(*range(4)))
     store.close()
@@ -482,14 +483,7 @@ def test_a_folder_that_was_taken_over_is_not_sealed():
 @pytest.mark.parametrize("calls_before", [0, 1])
 def test_failures_alone_are_not_written_or_do_not_count_in_a_folder_that_was_taken_over(calls_before):
     files = disk()
-    calls = []
-
-    def guard():
-        calls.append(1)
-        if len(calls) > calls_before:
-            raise Fenced("theirs")
-
-    store = open_store(files, guard=guard)
+    store = open_store(files, guard=taken_over_after(calls_before))
     with pytest.raises(Fenced):
         store.commit(group(failures=[given_up(5)]))
     assert store.failed_for_good_count == 0
