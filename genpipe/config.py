@@ -1,65 +1,37 @@
 """The run's settings: one TOML file, ``section.key=value`` over it, and errors that name the key."""
 
-import math
 import re
 import tomllib
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Field,
-    ValidationError,
-    field_validator,
-    model_validator,
-)
+from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from genpipe.config_errors import Origin, explain
+from genpipe.config_types import (
+    Count,
+    HttpUrl,
+    Name,
+    PathText,
+    S3Uri,
+    Seconds,
+    Section,
+    Share,
+    SomeSeconds,
+    Text,
+    demand_json,
+    misplaced,
+)
 from genpipe.core.errors import ConfigError
-
-
-def _sayable(text: str) -> str:
-    if not text.isprintable() or not text.strip():
-        raise ValueError("must be text that can be printed, and not blank")
-    return text
-
-
-def _unicode(text: str) -> str:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise ValueError("must be UTF-8") from None
-    return text
-
-
-def _path(text: str) -> str:
-    if not text.strip() or "\0" in text:
-        raise ValueError("must be a path, and not blank")
-    return text
-
-
-Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False, strict=True)]
-SomeSeconds = Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)]
-Share = Annotated[float, Field(ge=0, le=1, strict=True)]
-Count = Annotated[int, Field(ge=1, strict=True)]
-Name = Annotated[str, AfterValidator(_sayable)]
-Text = Annotated[str, AfterValidator(_unicode)]
-PathText = Annotated[str, AfterValidator(_path)]
 
 _OWN_BODY_KEYS = {"messages", "prompt", "text", "input_ids", "model", "rid", "stream"}
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Input(_Section):
+class Input(Section):
     """Where prompts come from and how a record becomes a request.
 
     Attributes:
@@ -79,7 +51,7 @@ class Input(_Section):
     on_bad_line: Literal["skip", "fail"] = "skip"
 
 
-class ServerConfig(_Section):
+class ServerConfig(Section):
     """One server.
 
     Attributes:
@@ -113,7 +85,7 @@ class ServerConfig(_Section):
         return url.rstrip("/").removesuffix("/v1").rstrip("/")
 
 
-class Request(_Section):
+class Request(Section):
     """What is asked of a server, the same for all prompts.
 
     Attributes:
@@ -138,39 +110,12 @@ class Request(_Section):
             values = getattr(self, section)
             for key in values:
                 if key in _OWN_BODY_KEYS:
-                    raise _misplaced(f"{section}.{key}", "is set by genpipe itself; remove it")
-            _demand_json(values, section)
+                    raise misplaced(f"{section}.{key}", "is set by genpipe itself; remove it")
+            demand_json(values, section)
         if self.sampling.keys() & self.extra_body.keys():
             twice = min(self.sampling.keys() & self.extra_body.keys())
-            raise _misplaced(f"sampling.{twice}", "stands in extra_body as well; keep one of them")
+            raise misplaced(f"sampling.{twice}", "stands in extra_body as well; keep one of them")
         return self
-
-
-def _misplaced(place: str, wanted: str) -> PydanticCustomError:
-    """What is wrong with one of the members that are passed through."""
-    return PydanticCustomError("misplaced", "{wanted}", {"place": place, "wanted": wanted})
-
-
-def _demand_json(value: Any, where: str) -> None:
-    """TOML has dates, not-a-number and whole numbers of any size; JSON as servers read it has not."""
-    if isinstance(value, dict):
-        for key, part in value.items():
-            _demand_json(part, f"{where}.{key}")
-    elif isinstance(value, list):
-        for part in value:
-            _demand_json(part, where)
-    elif not _is_json(value):
-        raise _misplaced(where, f"cannot be sent as JSON, got {value}")
-
-
-def _is_json(value: Any) -> bool:
-    if isinstance(value, bool) or value is None:
-        return True
-    if isinstance(value, int):
-        return -(2**63) <= value < 2**64
-    if isinstance(value, float):
-        return math.isfinite(value)
-    return isinstance(value, str) and not re.search("[\ud800-\udfff]", value)
 
 
 def _reason(error: ValueError) -> str:
@@ -180,7 +125,7 @@ def _reason(error: ValueError) -> str:
     return str(error).lower()
 
 
-class StartConfig(_Section):
+class StartConfig(Section):
     """How a run begins.
 
     Attributes:
@@ -190,7 +135,7 @@ class StartConfig(_Section):
     ramp_s: Seconds = 1.0
 
 
-class Output(_Section):
+class Output(Section):
     """Where records go.
 
     Attributes:
@@ -206,7 +151,39 @@ class Output(_Section):
     keep: tuple[Text, ...] = ()
 
 
-class Retry(_Section):
+class S3(Section):
+    """Where every shard goes beside the local disk.
+
+    Attributes:
+        uri: ``s3://bucket/prefix`` of the run; none: nothing is uploaded.
+        endpoint_url: address of a store other than AWS's own.
+        region: the bucket's; what AWS's own chain says where none is given.
+        path_style: the bucket stands in the path, not in the host name; as the library decides if None.
+        checksums: ``when_required`` for stores that refuse the newer checksum headers and trailers.
+        uploads: shards under way at once.
+        timeout_s: limit of one wait for the store within a request.
+        drain_s: how long the end of a run waits for what is not uploaded yet.
+        stop_s: likewise, after a signal.
+        tail_s: between two snapshots of the shard that grows.
+        progress_s: between two uploads of progress.json.
+        lease_s: how long a silent driver keeps others off the prefix.
+    """
+
+    uri: S3Uri | None = None
+    endpoint_url: HttpUrl | None = None
+    region: Name | None = None
+    path_style: bool | None = None
+    checksums: Literal["when_supported", "when_required"] = "when_supported"
+    uploads: Count = 4
+    timeout_s: SomeSeconds = 30.0
+    drain_s: Seconds = 600.0
+    stop_s: Seconds = 20.0
+    tail_s: SomeSeconds = 45.0
+    progress_s: SomeSeconds = 30.0
+    lease_s: SomeSeconds = 30.0
+
+
+class Retry(Section):
     """What happens after a fault.
 
     Attributes:
@@ -224,7 +201,7 @@ class Retry(_Section):
     bench_pause_s: SomeSeconds = 0.5
 
 
-class Guards(_Section):
+class Guards(Section):
     """When a run stops itself, because it cannot be what was meant.
 
     Attributes:
@@ -236,7 +213,7 @@ class Guards(_Section):
     refused_share: Share = 0.5
 
 
-class Settings(_Section):
+class Settings(Section):
     """All of it; one attribute a section of the file."""
 
     input: Input = Field(default_factory=Input)
@@ -244,6 +221,7 @@ class Settings(_Section):
     request: Request = Field(default_factory=Request)
     start: StartConfig = Field(default_factory=StartConfig)
     output: Output = Field(default_factory=Output)
+    s3: S3 = Field(default_factory=S3)
     retry: Retry = Field(default_factory=Retry)
     guards: Guards = Field(default_factory=Guards)
 
@@ -277,6 +255,7 @@ def load(
     servers: Sequence[str] = (),
     concurrency: int | None = None,
     out: str | None = None,
+    s3: str | None = None,
 ) -> Settings:
     """The settings in force: the file, then ``--set``, then the named options.
 
@@ -287,6 +266,7 @@ def load(
         servers: addresses; ``http://host:30000-30007`` means eight of them.
         concurrency: requests per server.
         out: the run folder.
+        s3: ``s3://bucket/prefix`` of the run.
 
     Raises:
         ConfigError: naming the file and the key, and the nearest known name for an unknown one.
@@ -301,6 +281,9 @@ def load(
     if out is not None:
         _section(data, "output", origin.file)["dir"] = out
         origin.keys["--out"].append(["output", "dir"])
+    if s3 is not None:
+        _section(data, "s3", origin.file)["uri"] = s3
+        origin.keys["--s3"].append(["s3", "uri"])
     if servers:
         data["servers"] = [{"url": url} for url in servers]
         origin.keys["--servers"].append(["servers"])

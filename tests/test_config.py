@@ -34,8 +34,8 @@ SERVER = "[[servers]]\nurl = 'http://gpu1:30000'\n"
         ("[reqest]", "unknown key reqest; did you mean request?"),
         ("[request]\ntimeoutt_s = 1", "unknown key request.timeoutt_s; did you mean timeout_s?"),
         (
-            "[s3]",
-            "unknown key s3; known here: input, servers, request, start, output, retry, guards",
+            "[zzzz]",
+            "unknown key zzzz; known here: input, servers, request, start, output, s3, retry, guards",
         ),
         (
             SERVER + "concurency = 3",

@@ -41,6 +41,65 @@ class Fenced(StoreError):
     exit_code = 75
 
 
+class TroubleKind(StrEnum):
+    """What kind of trouble an object store made, by what helps against it."""
+
+    UNREACHABLE = "unreachable"
+    """Refused, reset, no name, no TLS."""
+
+    TIMEOUT = "timeout"
+    """It did not answer, or took no more bytes, in time."""
+
+    SLOW_DOWN = "slow_down"
+    """It asks for fewer requests (SlowDown, 503, 429)."""
+
+    BROKEN = "broken"
+    """It failed (another 5xx), or its reply was none."""
+
+    SHORT = "short"
+    """It said that it stored an object, and has other bytes than were sent."""
+
+    CREDENTIALS = "credentials"
+    """The keys are missing, unknown, wrong or expired."""
+
+    CLOCK = "clock"
+    """This machine's clock and the store's are too far apart."""
+
+    DENIED = "denied"
+    """The keys are good, and do not allow this."""
+
+    NO_BUCKET = "no_bucket"
+    """There is no such bucket."""
+
+    REGION = "region"
+    """The bucket is in another region."""
+
+    REFUSED = "refused"
+    """It does not understand the request, or does not want it."""
+
+
+class ObjectStoreError(StoreError):
+    """An object store did not do what was asked. What is on the local disk is not touched by that.
+
+    Attributes:
+        kind: what helps against it.
+    """
+
+    def __init__(self, message: str, *, kind: TroubleKind) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+class PreconditionFailed(ObjectStoreError):
+    """An object is there where none, or another, was expected: a conditional put wrote nothing.
+
+    It may be our own: of an earlier try whose reply was lost.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, kind=TroubleKind.REFUSED)
+
+
 class FaultKind(StrEnum):
     """What kind of server fault it was, by what the scheduler does about it."""
 

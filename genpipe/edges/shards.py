@@ -168,9 +168,9 @@ class Entry:
             other.sums.as_json(),
         )
 
-    def encode(self) -> bytes:
-        """As a line of the manifest."""
-        fields = {
+    def as_json(self) -> dict[str, Any]:
+        """For a line of the manifest, or a commit object."""
+        return {
             "seq": self.seq,
             "file": shard_name(self.seq, is_open=False),
             "bytes": self.size_bytes,
@@ -180,7 +180,10 @@ class Entry:
             "sums": self.sums.as_json(),
             "epoch": self.epoch,
         }
-        return lines.encode(orjson.dumps(fields)[:-1])
+
+    def encode(self) -> bytes:
+        """As a line of the manifest."""
+        return lines.encode(orjson.dumps(self.as_json())[:-1])
 
     @classmethod
     def decode(cls, line: bytes) -> "Entry | None":
@@ -189,7 +192,14 @@ class Entry:
         if body is None:
             return None
         try:
-            fields = orjson.loads(body)
+            return cls.from_json(orjson.loads(body))
+        except ValueError:
+            return None
+
+    @classmethod
+    def from_json(cls, fields: Any) -> "Entry | None":
+        """From what :meth:`as_json` gave; None where it is something else, or does not agree with itself."""
+        try:
             entry = cls(
                 seq=int(fields["seq"]),
                 size_bytes=int(fields["bytes"]),
