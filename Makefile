@@ -7,7 +7,7 @@ WORKERS ?= 2
 
 ROUNDS ?= 10
 
-.PHONY: demo test check fix sim bench bench-store soak clean
+.PHONY: demo test check fix sim bench bench-store bench-uploads soak clean
 
 $(VENV)/.ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -49,10 +49,15 @@ bench-store: $(VENV)/.ready
 	$(BIN)/python scripts/bench_resume.py
 	$(BIN)/python scripts/bench_verify.py 10
 
+# Uploads beside boto3 alone, and the dispatch gap with S3 off, on and black-holed: about five minutes.
+bench-uploads: $(VENV)/.ready
+	$(BIN)/python scripts/bench_uploads.py
+
 # The tests that break the disk, the power and the program, with more rounds: make soak ROUNDS=20
 soak: $(VENV)/.ready
 	GENPIPE_SOAK=$(ROUNDS) $(BIN)/python -m pytest -n $(WORKERS) --timeout 7200 \
-		tests/faults tests/edges/test_store_machine.py tests/e2e/test_random_kills.py
+		tests/faults tests/edges/test_store_machine.py tests/e2e/test_random_kills.py \
+		tests/e2e/test_offsite_kills.py
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -3,8 +3,8 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from genpipe.compose import Ending
     from genpipe.config import Settings
+    from genpipe.ending import Ending
 
 __version__ = "0.1.0"
 

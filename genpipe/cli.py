@@ -10,20 +10,29 @@ import time
 import traceback
 from collections.abc import Coroutine
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
 
 import typer
 
-from genpipe import __version__, config
+from genpipe import __version__, cli_sim, config
 from genpipe.core.errors import ConfigError, DiskFull, GenpipeError, StoreError
+
+if TYPE_CHECKING:
+    from genpipe.edges.s3.place import Place
 
 T = TypeVar("T")
 
 EXIT_CODES = """
-Exit codes: 0 every prompt done; 1 finished, some failed (listed in failed.jsonl); 2 config, input or resume
+Exit codes: 0 every prompt done (and uploaded, where S3 is set); 1 finished, some failed (listed in
+failed.jsonl) or not uploaded; 2 config, input or resume
 mismatch; 3 stopped by a guard; 70 a bug; 73 disk full; 74 store; 75 another driver owns the run; 130 or 143
 stopped by a signal, resumable.
 """
+
+RUN_AT = "A run folder, or s3://bucket/prefix."
+HOW = "How S3 is spoken to, as for run (s3.endpoint_url, s3.region …); repeatable."
+WATCH_OFFSITE_S = 10
+"""A run in S3 says something new that seldom (seconds)."""
 
 CLEAR_SCREEN = "\x1b[2J\x1b[H"
 
@@ -126,6 +135,10 @@ def run(
         int | None, typer.Option(metavar="N", help="Requests at once, per server.")
     ] = None,
     out: Annotated[str | None, typer.Option(metavar="DIR", help="The run folder.")] = None,
+    s3: Annotated[
+        str | None,
+        typer.Option(metavar="s3://BUCKET/PREFIX", help="Where every shard goes beside the run folder."),
+    ] = None,
     overrides: Annotated[
         list[str] | None,
         typer.Option(
@@ -160,6 +173,7 @@ def run(
         servers=servers or [],
         concurrency=concurrency,
         out=out,
+        s3=s3,
     )
     if print_config:
         _say(settings.model_dump_json(indent=2))
@@ -206,7 +220,8 @@ def run_on_loop(main: Coroutine[Any, Any, T]) -> T:
 
 @app.command(short_help="Show a run: how far, how fast, where the time goes.")
 def status(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A run folder.")],
+    run_at: Annotated[str, typer.Argument(metavar="DIR", help=RUN_AT)],
+    overrides: Annotated[list[str] | None, typer.Option("--set", metavar="S3.KEY=VALUE", help=HOW)] = None,
     as_json: Annotated[bool, typer.Option("--json", help="The snapshot as JSON.")] = False,
     watch: Annotated[bool, typer.Option("--watch", help="Again every second, until the run ends.")] = False,
 ) -> None:
@@ -216,23 +231,27 @@ def status(
     For example:
       genpipe status runs/first
       genpipe status runs/first --json | jq .eta_hours
+      genpipe status s3://bucket/runs/first
     """  # noqa: D301  # as above
     from genpipe import status as look
+    from genpipe.offsite import open_objects
 
+    target = _target(run_at, overrides)
+    objects = None if isinstance(target, Path) else open_objects(target)
     while True:
-        seen = look.look(folder)
+        seen = look.look(Path(run_at)) if objects is None else look.look_offsite(objects)
         if watch and not as_json and sys.stdout.isatty():
             typer.echo(CLEAR_SCREEN, nl=False)
         _say(seen.as_json() if as_json else seen.as_text())
         if not (watch and seen.alive):
             return
-        time.sleep(1)
+        time.sleep(1 if objects is None else WATCH_OFFSITE_S)
 
 
 @app.command(short_help="Read prompts as a run would, and name the bad ones.")
 def check(
     prompts: Annotated[
-        list[Path], typer.Argument(metavar="FILE", help="JSON Lines files, in the order of the run.")
+        list[str], typer.Argument(metavar="FILE", help="JSON Lines files, or s3:// objects, in order.")
     ],
     overrides: Annotated[
         list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="As for run; repeatable.")
@@ -246,133 +265,71 @@ def check(
     For example:
       genpipe check prompts.jsonl --set input.field=question
     """  # noqa: D301  # as above
-    from genpipe.edges.prompts import check_files
+    from genpipe import inputs
     from genpipe.ui.terminal import check_report
-    from genpipe.wiring import dialect_of
 
-    settings = config.load(None, overrides=overrides or [])
-    report = check_files(prompts, dialect_of(settings))
+    report = inputs.check(config.load(None, overrides=overrides or [], prompts=prompts), note=_tell)
     _say(check_report(report))
     if report.records == 0:
-        raise ConfigError(f"no prompts in {', '.join(map(str, prompts))}: the input is empty")
+        raise ConfigError(f"no prompts in {', '.join(prompts)}: the input is empty")
     raise typer.Exit(1 if report.bad_count else 0)
 
 
-@app.command(short_help="Hold a run folder's files against one another, and mend them.")
+@app.command(short_help="Hold a run's files, or objects, against one another, and mend them.")
 def verify(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A run folder.")],
+    run_at: Annotated[str, typer.Argument(metavar="DIR", help=RUN_AT)],
     repair: Annotated[bool, typer.Option("--repair", help="Mend what is wrong; no driver may run.")] = False,
+    overrides: Annotated[list[str] | None, typer.Option("--set", metavar="S3.KEY=VALUE", help=HOW)] = None,
     as_json: Annotated[bool, typer.Option("--json", help="What was found, as JSON.")] = False,
 ) -> None:
-    """Hold every shard, checksum and index of a run folder against each other; safe beside a live driver.
+    """Hold every shard, checksum and index of a run against each other; safe beside a live driver.
 
+    Of a folder that is sent to S3, the objects there are looked up too; s3://bucket/prefix reads them whole.
     Exits with 0 if all is sound, and with 1 if problems remain.
     """
     from genpipe import folder_commands
+    from genpipe.offsite import open_objects
 
-    raise typer.Exit(folder_commands.verify(folder, repair=repair, as_json=as_json, say=_say))
+    target = _target(run_at, overrides)
+    if repair and not isinstance(target, Path):
+        raise ConfigError("--repair mends run folders: name the folder whose shards are to be put right")
+    raise typer.Exit(
+        folder_commands.verify(target, repair=repair, as_json=as_json, say=_say, open_objects=open_objects)
+    )
 
 
 @app.command(short_help="Write the records of a run to one file, in the order of the input.")
 def export(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A run folder; a driver may be at work.")],
+    run_at: Annotated[str, typer.Argument(metavar="DIR", help=f"{RUN_AT} A driver may be at work.")],
     out: Annotated[str, typer.Argument(metavar="OUT", help="The file to be written, or - for stdout.")],
     force: Annotated[bool, typer.Option("--force", help="Replace the file if there is one.")] = False,
+    overrides: Annotated[list[str] | None, typer.Option("--set", metavar="S3.KEY=VALUE", help=HOW)] = None,
 ) -> None:
     """Write the records of a run to one JSON Lines file: by index, each once, without the checksums.
 
     Exits with 1 if some records may be missing because a shard is damaged.
     """
     from genpipe import folder_commands
+    from genpipe.offsite import open_objects
 
-    raise typer.Exit(folder_commands.export(folder, out, force=force, tell=_tell))
-
-
-@app.command(short_help="Simulated SGLang servers over real HTTP.")
-def sim_server(
-    ports: Annotated[
-        str, typer.Option(help="One port, a range such as 30000-30003, or free:4 for any four.")
-    ] = "30000",
-    model: Annotated[str, typer.Option(help="Name of the model that it claims to serve.")] = "tiny-model",
-    max_running: Annotated[int, typer.Option(help="Requests that run at once; more are queued.")] = 256,
-    max_queued: Annotated[int | None, typer.Option(help="Queued requests; more get a 503.")] = None,
-    tokens_per_s: Annotated[
-        float, typer.Option(help="Speed of a request that runs alone; 0 answers at once.")
-    ] = 0.0,
-    tokens_per_s_full: Annotated[
-        float | None, typer.Option(help="Speed of a full batch, all requests together.")
-    ] = None,
-    lengths: Annotated[
-        str, typer.Option(help="Tokens per answer: fixed:N or lognormal:mean=M,sigma=S[,max=N].")
-    ] = "fixed:16",
-    reply_bytes: Annotated[
-        int | None, typer.Option(help="Size of every answer's text, for benchmarks; by its tokens otherwise.")
-    ] = None,
-    health_delay_s: Annotated[float, typer.Option(help="How long /health takes.")] = 1.0,
-    orders: Annotated[
-        bool, typer.Option("--orders", help="Obey orders between << and >> in prompts, and /_fake.")
-    ] = False,
-    log_path: Annotated[Path | None, typer.Option("--log", help="One JSON line per request.")] = None,
-    seed: Annotated[int, typer.Option(help="Of the lengths.")] = 0,
-) -> None:
-    """Simulated SGLang servers over real HTTP, several ports in one process; no GPU is needed.
-
-    \b
-    For example:
-      genpipe sim-server --ports 30000-30007 --max-running 32 \\
-          --tokens-per-s 200 --tokens-per-s-full 5000
-    """  # noqa: D301  # as above
-    from genpipe.sim.config import SimConfig, step_times_s
-    from genpipe.sim.server import serve
-
-    fixed_s = each_s = 0.0
-    if tokens_per_s > 0:
-        full = tokens_per_s * max_running if tokens_per_s_full is None else tokens_per_s_full
-        fixed_s, each_s = step_times_s(
-            alone_tokens_per_s=tokens_per_s, full_tokens_per_s=full, max_running=max_running
-        )
-    sim = SimConfig(
-        model=model,
-        max_running=max_running,
-        max_queued=max_queued,
-        step_fixed_s=fixed_s,
-        step_per_request_s=each_s,
-        lengths=lengths,
-        reply_bytes=reply_bytes,
-        health_delay_s=health_delay_s,
-        orders=orders,
-        log_path=log_path,
-        seed=seed,
-    )
-    serve(sim, port_range(ports))
+    target = _target(run_at, overrides)
+    raise typer.Exit(folder_commands.export(target, out, force=force, tell=_tell, open_objects=open_objects))
 
 
-def port_range(text: str) -> list[int]:
-    """``30000``, ``30000-30003`` or ``free:4`` as ports; 0 is a free one.
+def _target(run_at: str, overrides: list[str] | None) -> "Path | Place":
+    """A run folder, or a place in S3.
 
     Raises:
-        ConfigError: it is none of them.
+        ConfigError: what is said of S3 is wrong, or is said of a folder.
     """
-    first, dash, last = text.partition("-")
-    try:
-        if text.startswith("free:"):
-            ports = [0] * int(text.removeprefix("free:"))
-        else:
-            ports = list(range(int(first), int(last if dash else first) + 1))
-    except ValueError:
-        ports = []
-    if not ports or not all(0 <= port < 65536 for port in ports):
-        raise ConfigError(f"--ports {text}: write one port, a range such as 30000-30003, or free:4")
-    return ports
+    from genpipe.offsite import is_offsite, reading_place
+
+    if is_offsite(run_at):
+        return reading_place(run_at, overrides or [])
+    if overrides:
+        raise ConfigError(f"--set is for s3:// places: {run_at} is a folder, and knows where it is sent to")
+    return Path(run_at)
 
 
-@app.command(short_help="A first try without a GPU: a run, a kill, a resume, an audit.")
-def demo(
-    prompts: Annotated[int, typer.Option(help="How many made-up prompts.")] = 2000,
-    seed: Annotated[int, typer.Option(help="Of the prompts and the answers' lengths.")] = 7,
-    keep: Annotated[Path | None, typer.Option(help="Keep the run folder here.")] = None,
-) -> None:
-    """Four simulated servers, a run that is killed half-way with SIGKILL, its resume, and an audit."""
-    from genpipe.demo import play
-
-    raise typer.Exit(play(prompts=prompts, seed=seed, keep=keep))
+app.command(short_help="Simulated SGLang servers over real HTTP.")(cli_sim.sim_server)
+app.command(short_help="A first try without a GPU: a run, a kill, a resume, an audit.")(cli_sim.demo)

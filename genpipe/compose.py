@@ -1,25 +1,19 @@
 """Builds a run out of its parts, carries it through, and says how it ended."""
 
 import asyncio
-import contextlib
 import copy
-import random
 import threading
 import time
-from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
 
 from genpipe import __version__
 from genpipe.config import Settings
 from genpipe.core import wording
-from genpipe.core.errors import ConfigError, Fenced, GenpipeError, ResumeMismatch, StoreError
-from genpipe.core.flow import Core
-from genpipe.core.progress import Progress, Restored
+from genpipe.core.errors import ConfigError, Fenced, GenpipeError, ResumeMismatch
+from genpipe.core.progress import Restored
 from genpipe.core.values import Chunk
-from genpipe.driver import Driver, finish
+from genpipe.driving import Drive, Parts
 from genpipe.edges import prompts
 from genpipe.edges.console import Display
 from genpipe.edges.dialects import Dialect
@@ -27,34 +21,18 @@ from genpipe.edges.discovery import find_model
 from genpipe.edges.files import OsFiles
 from genpipe.edges.process import raise_file_limit
 from genpipe.edges.record import Wall
-from genpipe.edges.report import Report
 from genpipe.edges.run_folder import RunFolder, RunIdentity, recorded_run
 from genpipe.edges.sglang import Monotonic, SglangTransport
 from genpipe.edges.store import Store
 from genpipe.edges.store_thread import StoreThread
+from genpipe.ending import Ending
+from genpipe.inputs import Inputs
+from genpipe.offsite import Offsite
+from genpipe.opening import opened, tell
 from genpipe.signals import Signals
-from genpipe.wiring import dialect_of, endpoints_of, flow_settings_of, specs_of
-
-T = TypeVar("T")
-
-EXIT_DONE, EXIT_SOME_FAILED, EXIT_GUARD = 0, 1, 3
+from genpipe.wiring import dialect_of, endpoints_of
 
 BAD_LINES_SHOWN_MAX = 1000
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ending:
-    """How a run ended.
-
-    Attributes:
-        exit_code: 0 done, 1 done with failures, 3 stopped by a guard, 130 or 143 stopped by a signal.
-        message: one line for people.
-        progress: the last snapshot, or None where nothing was begun.
-    """
-
-    exit_code: int
-    message: str
-    progress: dict[str, Any] | None
 
 
 async def run(
@@ -72,7 +50,7 @@ async def run(
         GenpipeError: the run could not begin or go on; all answers that had come are on disk.
         asyncio.CancelledError: it was cancelled from outside; likewise.
     """
-    signals = Signals(settings.request.grace_s, display)
+    signals = Signals(display, grace_s=settings.request.grace_s, upload_s=settings.s3.stop_s)
     stack = AsyncExitStack()
     this = _Run(settings, display, signals, stack)
     signals.install()
@@ -121,19 +99,28 @@ class _Run:
         self.clock = Monotonic()
         # The one look at the wall clock: from here on the run's own clock counts.
         self.wall = Wall(wall_s=time.time(), run_s=self.clock.now_s())
-        self.files = [Path(path) for path in settings.input.paths]
+        self.inputs = Inputs(settings)
         self.out = Path(settings.output.dir or "")
         self.endpoints = endpoints_of(settings)
-        self.rng = random.Random()
-        # What the scan of the input found, perhaps before there was a driver to tell.
-        self.mismatch: ConfigError | None = None
-        self.store: Store | None = None
-        self.begun = False
+        self.offsite: Offsite | None = None
+        # Set when whoever waits in a thread is to give up.
+        self.ended = threading.Event()
+        # What is found wrong beside the run itself, perhaps before there is a drive to tell.
+        self.trouble: GenpipeError | None = None
+        self.drive: Drive | None = None
+
+    @property
+    def begun(self) -> bool:
+        """Whether something may have been sent."""
+        return self.drive is not None
 
     async def carry_out(self, *, retry_failed: bool, allow_changed: bool) -> Ending:
         """All of it."""
         dialect = await asyncio.to_thread(self._check)
         began_with = recorded_run(OsFiles(), self.out)
+        await self._open_offsite()
+        if began_with is None and self.offsite is not None:
+            began_with = await asyncio.to_thread(self.offsite.recorded_run)
         model = self.settings.request.model
         served: str | None = None
         if model is None and began_with is not None and not allow_changed:
@@ -141,8 +128,9 @@ class _Run:
         if model is None:
             model = served = await self._find_model()
         folder = await self._claim(model, allow_changed=allow_changed)
+        files = await self._fetch_inputs(dialect)
         store, store_thread = await self._open_store(folder, retry_failed=retry_failed)
-        source = self._open_source(folder, dialect, store)
+        source = self._open_source(folder, files, dialect, store)
         first = await source.read(sum(server.concurrency for server in self.settings.servers))
         if served is None and (first.prompts or not first.exhausted):
             # Only now is it known that servers are needed at all.
@@ -158,23 +146,48 @@ class _Run:
                 f"{wording.number(restored.failed)} failed for good"
             )
         transport = await self._open_transport(model)
-        return await self._drive(folder, store_thread, _Peeked(source, first), transport, restored)
+        if self.offsite is not None:
+            self.offsite.begin(folder, store.unsent)
+            self.signals.on_first = self.offsite.snapshot
+        parts = Parts(
+            settings=self.settings,
+            display=self.display,
+            signals=self.signals,
+            clock=self.clock,
+            wall=self.wall,
+            folder=folder,
+            store=store_thread,
+            source=_Peeked(source, first),
+            transport=transport,
+            restored=restored,
+            offsite=self.offsite,
+        )
+        self.drive = Drive(parts, self.trouble)
+        return await self.drive.carry_out()
 
     def _check(self) -> Dialect:
         """Everything that can be wrong before anything is touched."""
         settings = self.settings
-        if not self.files:
+        if not settings.input.paths:
             raise ConfigError("no input: name files with --prompts, or input.paths in the config")
         if not settings.servers:
             raise ConfigError("no servers: name them with --servers, or [[servers]] in the config")
         if settings.output.dir is None:
             raise ConfigError("no run folder: name it with --out, or output.dir in the config")
         dialect = dialect_of(settings)
-        if not prompts.has_records(self.files):
-            names = ", ".join(map(str, self.files))
+        self.inputs.look()
+        if not self.inputs.are_remote:
+            self._scan(self.inputs.local(), dialect)
+        raise_file_limit(sum(server.concurrency for server in settings.servers))
+        return dialect
+
+    def _scan(self, files: list[Path], dialect: Dialect) -> None:
+        """Refuse an input without records; where it is wanted, also one with bad lines."""
+        if not prompts.has_records(files):
+            names = ", ".join(self.settings.input.paths)
             raise ConfigError(f"no prompts in {names}: the input is empty")
-        if settings.input.on_bad_line == "fail":
-            report = prompts.check_files(self.files, dialect, bad_lines_max=BAD_LINES_SHOWN_MAX)
+        if self.settings.input.on_bad_line == "fail":
+            report = prompts.check_files(files, dialect, bad_lines_max=BAD_LINES_SHOWN_MAX)
             for bad in report.bad_lines:
                 self.display.note(f"{bad.file}:{bad.line}: {bad.reason}")
             if report.bad_count:
@@ -183,8 +196,15 @@ class _Run:
                     f"{report.bad_lines[0].file} line {report.bad_lines[0].line}: mend them, or set "
                     "input.on_bad_line=skip"
                 )
-        raise_file_limit(sum(server.concurrency for server in settings.servers))
-        return dialect
+
+    async def _open_offsite(self) -> None:
+        """Connect to S3, if that is wanted; a wrong setting is found before anything is asked or sent."""
+        s3 = self.settings.s3
+        if s3.uri is None:
+            return
+        opening = asyncio.to_thread(Offsite, s3, s3.uri, self.display, self.ended, on_fenced=self._fail)
+        self.offsite = await opened(opening, Offsite.give_up, on_cancel=self.ended.set)
+        self.stack.push_async_callback(self.offsite.close, self.signals)
 
     async def _find_model(self) -> str:
         return await find_model(
@@ -199,13 +219,7 @@ class _Run:
             )
 
     async def _claim(self, model: str, *, allow_changed: bool) -> RunFolder:
-        """Claim the run folder, in a thread: where the file system has no locks, that may take a while."""
-        ended = threading.Event()
-
-        def pause(seconds: float) -> None:
-            if ended.wait(seconds):
-                raise Fenced(f"stopped while waiting for {self.out}")
-
+        """Claim the run folder, in a thread: where another may have it, that may take a while."""
         claim = asyncio.to_thread(
             RunFolder.open,
             self.out,
@@ -219,11 +233,24 @@ class _Run:
             allow_changed=allow_changed,
             now_text=self._now_text(),
             warn=self._warn,
-            pause=pause,
+            pause=self._pause,
+            elsewhere=self.offsite.remote if self.offsite is not None else None,
         )
-        folder = await _opened(claim, RunFolder.close, on_cancel=ended.set)
+        folder = await opened(claim, RunFolder.close, on_cancel=self.ended.set)
         self.stack.callback(folder.close)
+        if self.offsite is not None:
+            # The prefix is given back before the folder is: whoever is next finds both free.
+            self.stack.push_async_callback(self.offsite.close, self.signals)
         return folder
+
+    async def _fetch_inputs(self, dialect: Dialect) -> list[Path]:
+        """The input as local files; those in S3 are copied into the run folder first."""
+        if not self.inputs.are_remote:
+            return self.inputs.local()
+        fetching = asyncio.to_thread(self.inputs.fetch, self.out, self.display.note, self.ended)
+        files = await opened(fetching, lambda _: None, on_cancel=self.ended.set)
+        await asyncio.to_thread(self._scan, files, dialect)
+        return files
 
     async def _open_store(self, folder: RunFolder, *, retry_failed: bool) -> tuple[Store, StoreThread]:
         pool = StoreThread.make_pool()
@@ -239,31 +266,34 @@ class _Run:
             retry_failed=retry_failed,
             epoch=folder.epoch,
             guard=folder.check_still_mine,
+            on_sealed=self.offsite.sealed if self.offsite is not None else None,
             pool=pool,
         )
         # While a recovery is at work the folder must stay ours, whoever wants to stop.
-        self.store = store = await _opened(opening, Store.close)
+        store = await opened(opening, Store.close)
         thread = StoreThread(store)
         self.stack.push_async_callback(thread.close)
         return store, thread
 
-    def _open_source(self, folder: RunFolder, dialect: Dialect, store: Store) -> prompts.JsonlSource:
+    def _open_source(
+        self, folder: RunFolder, files: list[Path], dialect: Dialect, store: Store
+    ) -> prompts.JsonlSource:
         loop = asyncio.get_running_loop()
         source = prompts.JsonlSource(
-            files=self.files,
+            files=files,
             dialect=dialect,
             index_path=folder.path / "input.idx",
             done=store.skip,
             warn=self._warn,
-            on_mismatch=lambda error: _tell(loop, self._on_mismatch, error),
+            on_mismatch=lambda error: tell(loop, self._fail, error),
         )
         self.stack.callback(source.close)
         return source
 
-    def _on_mismatch(self, error: ConfigError) -> None:
-        self.mismatch = error
-        if self.signals.driver is not None:
-            self.signals.driver.fail(error)
+    def _fail(self, error: GenpipeError) -> None:
+        self.trouble = self.trouble or error
+        if self.drive is not None:
+            self.drive.fail(error)
 
     async def _open_transport(self, model: str) -> SglangTransport:
         request = self.settings.request
@@ -275,126 +305,12 @@ class _Run:
         )
         return await self.stack.enter_async_context(transport)
 
-    async def _drive(
-        self,
-        folder: RunFolder,
-        store: StoreThread,
-        source: _Peeked,
-        transport: SglangTransport,
-        restored: Restored,
-    ) -> Ending:
-        """The run itself."""
-        if self.mismatch is not None:
-            raise self.mismatch
-        self.begun = True
-        began_s = self.clock.now_s()
-        started_at = self._now_text()
-        folder.start_segment(started_at, {"version": __version__, "servers": len(self.endpoints)})
-        core = Core(flow_settings_of(self.settings), specs_of(self.settings), self.rng, began_s)
-        facts = {"run_id": folder.run_id, "segment": folder.segment, "started_at": started_at}
-        progress = Progress(restored, began_s=began_s)
-        report = Report(
-            folder.path,
-            progress,
-            total=lambda: source.total,
-            facts=facts,
-            wall=self.wall,
-            display=self.display,
-        )
-        driver = Driver(
-            core, source=source, transport=transport, store=store, clock=self.clock, reporter=report
-        )
-        state, trouble, is_ours = "failed", None, True
-        self.signals.driver = driver
-        try:
-            await driver.run()
-            if self.mismatch is not None:
-                raise self.mismatch
-            if core.complete:
-                # Only now is it known that the answers belong to the input that the run began with. All of
-                # them are on disk, so that a signal may end the wait.
-                self.signals.driver = None
-                await source.verify_rest()
-                self.signals.driver = driver
-            if not self.signals.hurried:
-                await store.seal_last()
-            state = "done" if core.complete else "stopped" if core.refusal else "interrupted"
-        except asyncio.CancelledError:
-            state = "interrupted"
-            raise
-        except GenpipeError as error:
-            trouble, is_ours = str(error), not isinstance(error, Fenced)
-            raise
-        finally:
-            now_s = self.clock.now_s()
-            # This takes a file's sync and no more; nothing else is left for the loop to do.
-            last = report.close(core, now_s, state=state, last_error=trouble, is_ours=is_ours)
-            # Where the disk is what failed, this fails too, and the first error is the one to be told.
-            with contextlib.suppress(StoreError):
-                folder.check_still_mine()
-                folder.end_segment(
-                    self._now_text(),
-                    why=state,
-                    sums=core.sums.as_json(),
-                    wall_s=now_s - began_s,
-                    slot_seconds=core.books.owned_by_all_s(),
-                )
-        return self._ending(core, last)
-
-    def _ending(self, core: Core, last: dict[str, Any]) -> Ending:
-        done, failed = wording.number(last["completed"]), last["failed"]
-        total = wording.number(last["total"])
-        took = wording.duration(last["elapsed_s"])
-        if core.complete:
-            message = f"done: {done} of {total} prompts answered, in {took}"
-            if failed:
-                message += f"; {wording.number(failed)} failed, listed in {self.out / 'failed.jsonl'}"
-                for_good = self.store.failed_for_good_count if self.store is not None else 0
-                if for_good:
-                    message += f" ({wording.number(for_good)} for good: only --retry-failed asks them again)"
-            code = EXIT_SOME_FAILED if failed else EXIT_DONE
-        elif core.refusal:
-            code = EXIT_GUARD
-            message = f"stopped by guards.refused_share: {core.refusal}; {done} prompts answered"
-        else:
-            assert self.signals.first is not None
-            code = 128 + self.signals.first
-            message = (
-                f"stopped by {self.signals.first.name}: {done} of {total} prompts done and on disk; the same "
-                "command goes on from there"
-            )
-        return Ending(exit_code=code, message=message, progress=last)
+    def _pause(self, seconds: float) -> None:
+        if self.ended.wait(seconds):
+            raise Fenced(f"stopped while waiting for {self.out}")
 
     def _now_text(self) -> str:
         return self.wall.text(self.clock.now_s())
 
     def _warn(self, text: str) -> None:
         self.display.note(f"warning: {text}")
-
-
-async def _opened(
-    opening: Coroutine[Any, Any, T],
-    close: Callable[[T], None],
-    *,
-    on_cancel: Callable[[], None] | None = None,
-) -> T:
-    """What is opened in a thread, which cannot be cancelled: if this is, it is closed once it is open."""
-    task = asyncio.ensure_future(opening)
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        if on_cancel is not None:
-            on_cancel()
-
-        async def give_back() -> None:
-            with contextlib.suppress(GenpipeError):
-                close(await task)
-
-        await finish(give_back())
-        raise
-
-
-def _tell(loop: asyncio.AbstractEventLoop, call: Callable[[ConfigError], None], error: ConfigError) -> None:
-    """Call on the loop's thread, if the loop is still there."""
-    with contextlib.suppress(RuntimeError):
-        loop.call_soon_threadsafe(call, error)

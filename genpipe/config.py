@@ -177,7 +177,7 @@ class S3(Section):
     uploads: Count = 4
     timeout_s: SomeSeconds = 30.0
     drain_s: Seconds = 600.0
-    stop_s: Seconds = 20.0
+    stop_s: Seconds = 8.0
     tail_s: SomeSeconds = 45.0
     progress_s: SomeSeconds = 30.0
     lease_s: SomeSeconds = 30.0

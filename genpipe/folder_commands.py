@@ -1,4 +1,4 @@
-"""The commands that look at a whole run folder: ``genpipe verify`` and ``genpipe export``."""
+"""The commands that look at a whole run: ``genpipe verify`` and ``genpipe export``."""
 
 import json
 import signal
@@ -6,14 +6,27 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from tqdm import tqdm
 
 from genpipe.core.errors import ConfigError
-from genpipe.edges.files import OsFiles
+from genpipe.edges.files import Files, OsFiles
 from genpipe.edges.record import Wall
+from genpipe.edges.s3.objects import Objects
+from genpipe.edges.s3.place import PLACE, Place
+
+if TYPE_CHECKING:
+    from genpipe.edges.folder_shelf import Prefix
+    from genpipe.edges.reading import Shelf
+
+Target = Path | Place
+"""A run: its folder, or its prefix in an object store."""
+
+OpenObjects = Callable[[Place], Objects]
+"""Begins to speak to a store; nothing is asked of it yet."""
 
 Show = Callable[[str], None]
 """Shows a line."""
@@ -21,14 +34,15 @@ Show = Callable[[str], None]
 STDOUT = "-"
 
 
-def verify(folder: Path, *, repair: bool, as_json: bool, say: Show) -> int:
-    """Look at a run folder, after mending it if that is wanted.
+def verify(target: Target, *, repair: bool, as_json: bool, say: Show, open_objects: OpenObjects) -> int:
+    """Look at a run, after mending its folder if that is wanted.
 
     Args:
-        folder: the run folder.
-        repair: mend it first.
+        target: the run.
+        repair: mend it first; only a folder can be mended.
         as_json: the result is for programs.
         say: shows a line on stdout.
+        open_objects: begins to speak to an object store.
 
     Returns:
         The exit code.
@@ -40,37 +54,47 @@ def verify(folder: Path, *, repair: bool, as_json: bool, say: Show) -> int:
     """
     from genpipe.edges import verify as verifying
 
-    files = OsFiles()
     done: list[str] = []
-    if repair:
+    if isinstance(target, Place):
+        from genpipe.edges.s3.verify_remote import verify_remote
 
-        def warn(text: str) -> None:
-            done.append(text)
-            if not as_json:
-                say(f"done: {text}")
+        assert not repair
+        with _bar("verify") as progress:
+            report = verify_remote(open_objects(target), progress=progress)
+    else:
+        files = OsFiles()
+        if repair:
 
-        now_text = Wall(wall_s=time.time(), run_s=0.0).text(0.0)
-        verifying.repair(folder, files, now_text=now_text, warn=warn)
-    with _bar("verify") as progress:
-        report = verifying.verify(folder, files, progress=progress)
+            def warn(text: str) -> None:
+                done.append(text)
+                if not as_json:
+                    say(f"done: {text}")
+
+            now_text = Wall(wall_s=time.time(), run_s=0.0).text(0.0)
+            verifying.repair(target, files, now_text=now_text, warn=warn)
+        remote = _remote_of(target, files, open_objects)
+        with _bar("verify") as progress:
+            report = verifying.verify(target, files, progress=progress, remote=remote)
     say(json.dumps({**report.as_json(), "done": done}) if as_json else report.as_text())
     return 1 if report.problem_count else 0
 
 
-def export(folder: Path, out: str, *, force: bool, tell: Show) -> int:
+def export(target: Target, out: str, *, force: bool, tell: Show, open_objects: OpenObjects) -> int:
     """Write the records of a run to a file, or to stdout.
 
     Args:
-        folder: the run folder.
+        target: the run.
         out: the file's path, or ``-``.
         force: an existing file is replaced.
         tell: shows a line on stderr.
+        open_objects: begins to speak to an object store.
 
     Returns:
         The exit code.
 
     Raises:
-        ConfigError: it holds no run that can be understood, or the file cannot have that place.
+        ConfigError: it holds no run that can be understood, or some of it is out of reach, or the file cannot
+            have that place.
         StoreError: something cannot be read or written; the file is not there, or as it was before.
     """
     from genpipe.edges import export as exporting
@@ -83,19 +107,46 @@ def export(folder: Path, out: str, *, force: bool, tell: Show) -> int:
     def warn(text: str) -> None:
         tell(f"genpipe: warning: {text}")
 
+    shelf = _shelf_of(target, open_objects)
     with _bar("export") as progress:
         if out == STDOUT:
             if sys.stdout is None:
                 raise ConfigError("stdout is closed: name a file instead of -")
-            exported = exporting.export_to_stream(
-                folder, OsFiles(), sys.stdout.buffer, warn=warn, progress=progress
-            )
+            exported = exporting.export_to_stream(shelf, sys.stdout.buffer, warn=warn, progress=progress)
         else:
             exported = exporting.export_to_file(
-                folder, OsFiles(), Path(out), force=force, warn=warn, progress=progress
+                shelf, OsFiles(), Path(out), force=force, warn=warn, progress=progress
             )
     tell(f"genpipe: {exported.as_text()}")
     return 0 if exported.is_whole else 1
+
+
+def _shelf_of(target: Target, open_objects: OpenObjects) -> "Shelf":
+    if isinstance(target, Place):
+        from genpipe.edges.s3.shelf import S3Shelf
+
+        return S3Shelf(open_objects(target))
+    from genpipe.edges.folder_shelf import FolderShelf
+
+    files = OsFiles()
+    return FolderShelf(target, files, _remote_of(target, files, open_objects))
+
+
+def _remote_of(folder: Path, files: Files, open_objects: OpenObjects) -> "Prefix | None":
+    """Where a run folder is sent to; nothing is asked of the store yet."""
+    from genpipe.edges.folder_shelf import Prefix
+
+    try:
+        place = Place.read(folder, files)
+    except ConfigError as error:
+        # It is told where it matters.
+        refused = error
+
+        def refuse() -> NoReturn:
+            raise refused
+
+        return Prefix(uri=str(folder / PLACE), open=refuse)
+    return Prefix(uri=place.uri, open=partial(open_objects, place)) if place is not None else None
 
 
 def _end(number: int, frame: object) -> NoReturn:  # noqa: ARG001  # the signature is the system's

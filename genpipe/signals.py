@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import signal
+from collections.abc import Callable
 
 from genpipe.driver import Driver
 from genpipe.edges.console import Display
@@ -15,13 +16,25 @@ class Signals:
         first: the signal that came first, or None.
         hurried: a second one came.
         driver: the run under way; before there is one, a signal ends the preparations.
+        is_uploading: all answers are on disk, and only uploads are waited for.
+        on_first: called when the first one comes.
     """
 
-    def __init__(self, grace_s: float, display: Display) -> None:
+    def __init__(self, display: Display, *, grace_s: float, upload_s: float) -> None:
+        """Prepare.
+
+        Args:
+            display: told what a signal does.
+            grace_s: how long the first one lets requests in flight go on.
+            upload_s: how long it lets uploads go on, after that.
+        """
         self.first: signal.Signals | None = None
         self.hurried = False
         self.driver: Driver | None = None
+        self.is_uploading = False
+        self.on_first: Callable[[], None] | None = None
         self._grace_s = grace_s
+        self._upload_s = upload_s
         self._display = display
         self._task = asyncio.current_task()
         self._installed: list[signal.Signals] = []
@@ -46,7 +59,13 @@ class Signals:
     def _came(self, number: signal.Signals) -> None:
         self.hurried = self.first is not None
         self.first = self.first or number
-        if self.driver is None:
+        if not self.hurried and self.on_first is not None:
+            self.on_first()
+        if self.is_uploading:
+            wait = "ending" if self.hurried else f"waiting up to {self._upload_s:g} s for the uploads"
+            again = "again" if self.hurried else "all answers are on disk"
+            self._display.note(f"{number.name}: {again}; {wait}")
+        elif self.driver is None:
             assert self._task is not None
             self._task.cancel()
         elif self.hurried:

@@ -1,4 +1,4 @@
-"""A look at a run folder from outside: its last snapshot, and whether somebody still writes it."""
+"""A look at a run from outside: its last snapshot, and whether somebody still writes it."""
 
 import json
 import os
@@ -16,10 +16,15 @@ from genpipe.edges.lock import LOCK
 from genpipe.edges.owner import Standing, standing
 from genpipe.edges.report import PROGRESS
 from genpipe.edges.run_folder import RUN, recorded_run
+from genpipe.edges.s3 import layout
+from genpipe.edges.s3.objects import Fetched, Objects
 from genpipe.ui import terminal
 
 STALE_S = 10.0
 """A snapshot of a live run is never much older than a second; from this age on it is said (seconds)."""
+
+LEASE_STALE_S = 90.0
+"""A driver renews its lease every ten seconds, and is not believed to be alive after this time (seconds)."""
 
 OVER = {"done", "stopped", "failed", "interrupted"}
 
@@ -59,36 +64,83 @@ def look(folder: Path) -> Look:
     if not (folder / RUN).exists():
         raise ConfigError(f"{folder} is no run folder: there is no {RUN} in it")
     recorded_run(OsFiles(), folder)
+    path = folder / PROGRESS
     try:
-        with open(folder / PROGRESS, "rb") as file:
-            progress = json.loads(file.read())
+        with open(path, "rb") as file:
+            data = file.read()
             # Not by its own words: they are one reading of the driver's clock, which may have been set since.
-            age_s = time.time() - os.fstat(file.fileno()).st_mtime
-        state = progress["state"]
-        # What cannot be shown is refused here, by its name.
-        terminal.status(progress)
+            age_s = max(0.0, time.time() - os.fstat(file.fileno()).st_mtime)
     except FileNotFoundError:
         raise ConfigError(f"the run in {folder} has not reported yet: try again in a second") from None
     except OSError as error:
-        raise ConfigError(f"cannot read {folder / PROGRESS}: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(
-            f"{folder / PROGRESS} is not as this version writes it ({type(error).__name__}: {error}): it is "
-            "written anew while a run goes on"
-        ) from None
-    age_s = max(0.0, age_s)
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
+    progress = _read(data, str(path))
     alive = _owner_lives(folder, age_s)
     note = None
-    if alive and state not in OVER and age_s >= STALE_S:
+    if alive and progress["state"] not in OVER and age_s >= STALE_S:
         note = f"the last report is {wording.duration(age_s)} old: the driver is stuck, or is starting again"
-    elif not alive and state not in OVER:
+    elif not alive and progress["state"] not in OVER:
         note = (
             f"not running: its driver ended without a word, {wording.duration(age_s)} ago. "
             "The same command as before goes on from here"
         )
-    elif not alive and state == "interrupted":
+    elif not alive and progress["state"] == "interrupted":
         note = "not running: the same command as before goes on from here"
     return Look(progress=progress, alive=alive, note=note)
+
+
+def look_offsite(objects: Objects) -> Look:
+    """Look at a run in S3, which may be on any machine; touches nothing.
+
+    Ages are by this machine's clock against the store's.
+
+    Raises:
+        ConfigError: there is no run, or it has not said anything yet.
+        ObjectStoreError: the store does not answer.
+    """
+    fetched = objects.get(layout.PROGRESS)
+    if fetched is None:
+        if objects.get(layout.RUN) is None:
+            raise ConfigError(f"{objects.name} holds no run: there is no {layout.RUN} in it")
+        raise ConfigError(f"the run at {objects.name} has not reported yet: try again in a minute")
+    progress = _read(fetched.data, f"{objects.name}/{layout.PROGRESS}")
+    age_s = _age_s(fetched)
+    lease = objects.get(layout.LEASE)
+    alive = lease is not None and _age_s(lease) < LEASE_STALE_S and not _is_released(lease)
+    where = f"as of {wording.duration(age_s)} ago"
+    if alive or progress["state"] in OVER:
+        note = where if alive or progress["state"] == "done" else f"{where}; not running"
+    else:
+        since = "" if lease is None else f" for {wording.duration(_age_s(lease))}"
+        note = (
+            f"{where}; its driver has not been heard of{since}: it has ended, or cannot reach the store. The "
+            "same command, there or on another machine, goes on from here"
+        )
+    return Look(progress=progress, alive=alive, note=note)
+
+
+def _age_s(fetched: Fetched) -> float:
+    return max(0.0, time.time() - fetched.modified_at.timestamp())
+
+
+def _is_released(lease: Fetched) -> bool:
+    try:
+        return bool(json.loads(lease.data)["released"])
+    except (ValueError, KeyError, TypeError):
+        return False
+
+
+def _read(data: bytes, name: str) -> dict[str, Any]:
+    """A snapshot that can be shown; what cannot is refused by its name."""
+    try:
+        progress: dict[str, Any] = json.loads(data)
+        terminal.status(progress)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(
+            f"{name} is not as this version writes it ({type(error).__name__}: {error}): it is written anew "
+            "while a run goes on"
+        ) from None
+    return progress
 
 
 def _owner_lives(folder: Path, age_s: float) -> bool:

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import shutil
 import socket
 import subprocess
@@ -12,6 +13,8 @@ import pytest
 from pydantic import BaseModel
 
 ROOT = Path(__file__).parents[1]
+FLEET, STORE = 8, 4
+"""So many ports each wants in a row."""
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
@@ -40,13 +43,20 @@ def place(tmp_path):
     """A copy of what a reader has, and an environment in which genpipe is on the path."""
     shutil.copytree(ROOT / "scripts", tmp_path / "scripts")
     shutil.copytree(ROOT / "configs", tmp_path / "configs")
-    base = free_ports(8)
+    base = free_ports(FLEET + STORE)
     environment = dict(os.environ)
     environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
     environment["GENPIPE_FLEET_PORT"] = str(base)
+    environment["GENPIPE_STORE_PORT"] = str(base + FLEET)
     yield tmp_path, base, environment
-    if (tmp_path / "runs" / "fleet" / "pid").exists():
-        subprocess.run(["scripts/stop_fleet"], cwd=tmp_path, env=environment, timeout=30)
+    for what in ("fleet", "store"):
+        if (tmp_path / "runs" / what / "pid").exists():
+            subprocess.run([f"scripts/stop_{what}"], cwd=tmp_path, env=environment, timeout=30)
+
+
+def typed(command: str, base: int) -> str:
+    """A command with the ports that are free here."""
+    return command.replace("30000-30007", f"{base}-{base + 7}").replace(":8333", f":{base + FLEET}")
 
 
 @pytest.mark.slow
@@ -60,11 +70,13 @@ def test_every_command_can_be_typed_one_after_the_other(place):
                 done = subprocess.run([*command.split(), "-n"], cwd=ROOT, capture_output=True, timeout=60)
             elif command.startswith(". "):
                 continue
+            elif command.startswith("export "):
+                environment |= dict(word.split("=", 1) for word in shlex.split(command)[1:])
+                continue
             else:
-                typed = command.replace("30000-30007", f"{base}-{base + 7}")
                 with open(folder / "said", "w+b") as out:
                     done = subprocess.run(
-                        ["bash", "-ec", typed],
+                        ["bash", "-ec", typed(command, base)],
                         cwd=folder,
                         env=environment,
                         stdout=out,
@@ -80,17 +92,22 @@ def test_every_command_can_be_typed_one_after_the_other(place):
     assert "800 of 800 prompts answered" in runs[0]
     assert "800 of 800" in said["genpipe status runs/first"]
     assert '"completed": 800' in said["genpipe status runs/first --json"]
+    # In S3, and gone on from there alone, which asks nothing.
+    assert "800 of 800 prompts answered" in runs[-1]
+    assert "resuming run" in runs[-1]
+    assert "800 of 800" in next(text for command, text in said.items() if "status s3://" in command)
+    assert (folder / "all.jsonl").read_text(encoding="utf-8").count("\n") == 800
 
 
 @pytest.mark.slow
 def test_the_second_time_the_same_command_asks_nothing(place):
     folder, base, environment = place
-    (run,) = {line for block in blocks("sh") for line in block.splitlines() if line.startswith("genpipe run")}
-    typed = run.replace("30000-30007", f"{base}-{base + 7}")
+    runs = {line for block in blocks("sh") for line in block.splitlines() if line.startswith("genpipe run")}
+    (run,) = {line for line in runs if "--s3" not in line}
     (folder / "prompts.jsonl").write_text('{"prompt": "one"}\n{"prompt": "two"}\n', encoding="utf-8")
     subprocess.run(["scripts/start_fleet", "8"], cwd=folder, env=environment, timeout=30, check=True)
     for _ in range(2):
-        subprocess.run(["bash", "-ec", typed], cwd=folder, env=environment, timeout=60, check=True)
+        subprocess.run(["bash", "-ec", typed(run, base)], cwd=folder, env=environment, timeout=60, check=True)
     subprocess.run(["scripts/stop_fleet"], cwd=folder, env=environment, timeout=30, check=True)
     asked = (folder / "runs" / "fleet" / "requests.jsonl").read_text(encoding="utf-8")
 
@@ -112,7 +129,7 @@ def test_the_example_config_shows_every_section_with_its_defaults():
     shown = config.load(ROOT / "configs" / "example.toml")
     plain = config.Settings()
 
-    for section in ("start", "retry", "guards"):
+    for section in ("start", "s3", "retry", "guards"):
         assert getattr(shown, section) == getattr(plain, section)
     text = (ROOT / "configs" / "example.toml").read_text(encoding="utf-8")
     for name, field in config.Settings.model_fields.items():

@@ -2,6 +2,9 @@
 
 from typing import Any
 
+UPLOADS_UNDER_WAY = 8
+"""So few shards that wait for S3 are nothing to speak of."""
+
 
 def duration(seconds: float | None) -> str:
     """A span of time in its two largest units: ``2 d 3 h``, ``1 h 05 min``, ``3 min 20 s``, ``45 s``."""
@@ -66,4 +69,16 @@ def line(progress: dict[str, Any]) -> str:
     if away := [server for server in progress["servers"] if server["state"] != "up"]:
         named = ", ".join(f"{server['url']}: {server['last_error']}" for server in away[:3])
         parts.append(f"{len(away)} of {len(progress['servers'])} servers away ({named})")
+    if waiting := uploads_waiting(progress):
+        parts.append(waiting)
     return f"{progress['state']}: " + ", ".join(parts)
+
+
+def uploads_waiting(progress: dict[str, Any]) -> str:
+    """How much is not in S3 yet; nothing where that is so little that it is only under way."""
+    s3 = progress.get("s3")
+    if not s3 or (
+        s3["waiting"] <= UPLOADS_UNDER_WAY and not s3["failed"] and progress["state"] != "draining"
+    ):
+        return ""
+    return f"{number(s3['waiting'])} shards wait for S3" if s3["waiting"] else ""

@@ -124,6 +124,8 @@ class Bar:
             parts.append(f"{wording.number(progress['failed'])} failed")
         if away := sum(server["state"] != "up" for server in progress["servers"]):
             parts.append(f"{away} of {len(progress['servers'])} servers away")
+        if waiting := wording.uploads_waiting(progress):
+            parts.append(waiting)
         return "  ".join(parts)
 
     def note(self, text: str) -> None:

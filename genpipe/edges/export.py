@@ -4,7 +4,6 @@ Finding the records, putting them in order and writing a format are three steps 
 is another consumer of :meth:`Records.in_order`.
 """
 
-import json
 import os
 import shutil
 import tempfile
@@ -20,9 +19,8 @@ from genpipe.core.errors import ConfigError, StoreError
 from genpipe.core.wording import number
 from genpipe.edges import lines
 from genpipe.edges.files import Files, blaming
-from genpipe.edges.reading import contents_of, driver_at_work, read_shard, shard_records_of
-from genpipe.edges.report import PROGRESS
-from genpipe.edges.shards import DONE_INDICES, MANIFEST, SHARDS, Entry, Scan, ShardFile, scan, shard_name
+from genpipe.edges.reading import Held, Shelf, in_turn
+from genpipe.edges.shards import Scan, scan
 
 Progress = Callable[[int, int], None]
 """Called with the bytes of shards that were read, and all that there are."""
@@ -70,8 +68,7 @@ class Records:
 
     def __init__(
         self,
-        folder: Path,
-        files: Files,
+        shelf: Shelf,
         place: Path,
         *,
         warn: Callable[[str], None],
@@ -81,15 +78,13 @@ class Records:
         """Prepare; nothing is read yet.
 
         Args:
-            folder: the run folder, which is only read.
-            files: the disk that it is on.
+            shelf: the run, which is only read.
             place: an empty folder for the buckets.
             warn: told, in one line each, what may be missing.
             bucket_indices: neighbouring prompts in a bucket.
             buffer_bytes: records that are kept in memory before they are written to their buckets.
         """
-        self._folder = folder
-        self._files = files
+        self._shelf = shelf
         self._place = place
         self._warn = warn
         self._bucket_indices = bucket_indices
@@ -110,26 +105,23 @@ class Records:
         """Read every shard once, and put its records into buckets.
 
         Raises:
+            ConfigError: not all shards are within reach.
             StoreError: a shard cannot be read, or a bucket not be written.
         """
-        at_work = driver_at_work(self._folder)
-        contents = contents_of(self._files, self._folder)
-        if not contents.shards and self._files.sizes(self._folder).get(DONE_INDICES):
-            self._miss(self._folder / SHARDS, f"holds nothing, although {DONE_INDICES} tells of records")
-        found = {shard.seq for shard in contents.shards or ()}
-        for seq in sorted(contents.manifest.listed.keys() - found):
-            path = self._folder / SHARDS / shard_name(seq, is_open=False)
-            self._miss(path, f"is gone, with {contents.manifest.listed[seq].count} records")
-        if contents.manifest.bad_count and not at_work:
-            self._miss(self._folder / MANIFEST, "is damaged, so that a lost shard would not be noticed")
-        total_bytes = sum(shard.size_bytes for shard in contents.shards or ())
+        at_work = self._shelf.is_at_work()
+        inventory = self._shelf.inventory()
+        for lack in inventory.lacks:
+            self._miss(lack.file, lack.what, lack.then)
+        total_bytes = sum(held.size_bytes for held in inventory.held)
         read_bytes = 0
-        for shard, entry in contents.pairs():
-            path = self._folder / SHARDS / shard.name
-            with blaming(path, "read"):
-                data = read_shard(self._files, self._folder, shard)
-            self._take(path, shard, entry, scan(data), at_work=at_work)
-            read_bytes += len(data)
+        # A few are fetched ahead; what is read is put away before more is.
+        for held, data in in_turn(_read, inventory.held, self._shelf.threads):
+            if isinstance(data, bytes):
+                self._take(held, scan(data), at_work=at_work)
+                read_bytes += len(data)
+            else:
+                self._miss(held.file, data.what, held.then)
+                read_bytes += held.size_bytes
             progress(read_bytes, total_bytes)
         self._flush()
 
@@ -155,14 +147,17 @@ class Records:
                     yield os.pread(file.fileno(), size_bytes, start)
             path.unlink()
 
-    def _take(self, path: Path, shard: ShardFile, entry: Entry | None, found: Scan, *, at_work: bool) -> None:
+    def _take(self, held: Held, found: Scan, *, at_work: bool) -> None:
+        entry = held.entry
         if entry is not None and found.size_bytes != entry.size_bytes:
-            self._miss(path, f"has {found.size_bytes} bytes where the manifest says {entry.size_bytes}")
+            what = f"has {found.size_bytes} bytes where {held.noted_in} says {entry.size_bytes}"
+            self._miss(held.file, what, held.then)
         # Beside a driver, the end of the open shard is what it is writing just now.
-        in_flight = shard.is_open and found.is_torn and (at_work or driver_at_work(self._folder))
+        in_flight = held.is_open and found.is_torn and (at_work or self._shelf.is_at_work())
         if found.bad and not in_flight:
             size_bytes = sum(len(bad) for _, bad in found.bad)
-            self._miss(path, f"holds {size_bytes} bytes that are no record (first at byte {found.bad[0][0]})")
+            what = f"holds {size_bytes} bytes that are no record (first at byte {found.bad[0][0]})"
+            self._miss(held.file, what, held.then)
         for index, (start, stop) in zip(found.indices, found.spans, strict=True):
             if not self._seen.add(index):
                 self.doubled += 1
@@ -173,11 +168,9 @@ class Records:
         if self._waiting_bytes > self._buffer_bytes:
             self._flush()
 
-    def _miss(self, path: Path, what: str) -> None:
+    def _miss(self, file: str, what: str, then: str) -> None:
         self.is_whole = False
-        self._warn(
-            f"{path} {what}: records may be missing; `genpipe verify {self._folder} --repair` mends it"
-        )
+        self._warn(f"{file} {what}: records may be missing; {then}")
 
     def _flush(self) -> None:
         # Opened for each write: a run may have more buckets than a process may have open files.
@@ -194,7 +187,7 @@ class Records:
 
 
 def export_to_file(
-    folder: Path,
+    shelf: Shelf,
     files: Files,
     out: Path,
     *,
@@ -207,8 +200,8 @@ def export_to_file(
     """Write the records of a run to a file, which appears whole or not at all.
 
     Args:
-        folder: the run folder; a driver may be at work.
-        files: the disk.
+        shelf: the run; a driver may be at work.
+        files: the disk that the file is on.
         out: the file; a folder for temporary files is made beside it, and removed again.
         force: an existing file is replaced.
         warn: told, in one line each, what may be missing.
@@ -217,18 +210,16 @@ def export_to_file(
         buffer_bytes: see :class:`Records`.
 
     Raises:
-        ConfigError: there is no run in the folder, or the file cannot have that place.
+        ConfigError: there is no run, not all of it is within reach, or the file cannot have that place.
         DiskFull: there is no room; nothing is left of what was written.
         StoreError: something cannot be read or written; likewise.
     """
-    shard_records_of(files, folder)
+    shelf.check()
     # What a link points to is replaced, and not the link.
     out = out.resolve()
-    _check_place(folder, out, force=force)
+    _check_place(shelf.folder, out, force=force)
     with _temporary_folder(out.parent) as place:
-        records = Records(
-            folder, files, place, warn=warn, bucket_indices=bucket_indices, buffer_bytes=buffer_bytes
-        )
+        records = Records(shelf, place, warn=warn, bucket_indices=bucket_indices, buffer_bytes=buffer_bytes)
         records.gather(progress)
         temporary = place / "whole"
         with blaming(temporary, "create"), open(temporary, "xb") as file:
@@ -239,25 +230,25 @@ def export_to_file(
         with blaming(out, "write"):
             _put_in_place(temporary, out, force=force)
             files.sync_folder(out.parent)
-        return _exported(folder, files, records)
+        return _exported(shelf, records)
 
 
 def export_to_stream(
-    folder: Path, files: Files, stream: BinaryIO, *, warn: Callable[[str], None], progress: Progress
+    shelf: Shelf, stream: BinaryIO, *, warn: Callable[[str], None], progress: Progress
 ) -> Exported:
     """Write the records of a run to a stream; temporary files are where the system keeps them.
 
     Raises:
-        ConfigError: there is no run in the folder.
+        ConfigError: there is no run, or not all of it is within reach.
         BrokenPipeError: whoever read the stream has gone.
         StoreError: something cannot be read or written.
     """
-    shard_records_of(files, folder)
+    shelf.check()
     with _temporary_folder(Path(tempfile.gettempdir())) as place:
-        records = Records(folder, files, place, warn=warn)
+        records = Records(shelf, place, warn=warn)
         records.gather(progress)
         _write_lines(records, stream, Path("stdout"))
-        return _exported(folder, files, records)
+        return _exported(shelf, records)
 
 
 def _write_lines(records: Records, stream: BinaryIO, name: Path) -> None:
@@ -274,9 +265,9 @@ def _write_lines(records: Records, stream: BinaryIO, name: Path) -> None:
         raise
 
 
-def _check_place(folder: Path, out: Path, *, force: bool) -> None:
+def _check_place(folder: Path | None, out: Path, *, force: bool) -> None:
     """Refuse a file that must not be replaced, or that would lie where a driver may be at work."""
-    if folder.resolve() in (out, *out.parents):
+    if folder is not None and folder.resolve() in (out, *out.parents):
         raise ConfigError(
             f"{out} is in the run folder {folder}, which is not to be changed: name another place"
         )
@@ -296,7 +287,7 @@ def _put_in_place(temporary: Path, out: Path, *, force: bool) -> None:
             out.hardlink_to(temporary)
         except OSError:
             # It exists, or the file system has no hard links.
-            _check_place(temporary, out, force=False)
+            _check_place(None, out, force=False)
         else:
             return
     temporary.rename(out)
@@ -312,19 +303,23 @@ def _temporary_folder(parent: Path) -> Iterator[Path]:
         shutil.rmtree(place, ignore_errors=True)
 
 
-def _exported(folder: Path, files: Files, records: Records) -> Exported:
+def _exported(shelf: Shelf, records: Records) -> Exported:
     return Exported(
         records=records.count,
-        total=_total_of(folder, files),
+        total=shelf.total(),
         doubled=records.doubled,
         is_whole=records.is_whole,
     )
 
 
-def _total_of(folder: Path, files: Files) -> int | None:
-    """Prompts of the run, as far as its last report knows."""
+@dataclass(frozen=True, slots=True)
+class _Wrong:
+    what: str
+
+
+def _read(held: Held) -> tuple[Held, bytes | _Wrong]:
+    """The lines of a shard, or what is wrong with it. Runs in a thread."""
     try:
-        total = json.loads(files.read(folder / PROGRESS))["total"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return total if isinstance(total, int) else None
+        return held, held.read()
+    except ValueError as error:
+        return held, _Wrong(str(error))

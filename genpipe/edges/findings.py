@@ -1,7 +1,6 @@
-"""What can be wrong with a run folder, and how it is told."""
+"""What can be wrong with a run, and how it is told."""
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from genpipe.core.values import Sums
@@ -16,7 +15,7 @@ class Finding:
     """One thing that is not as it should be, or that is worth a note.
 
     Attributes:
-        file: what it is about, by its name in the run folder.
+        file: what it is about: its name in the run folder, or the whole name of an object.
         what: what is wrong with it.
         then: what a start or ``--repair`` does about it.
         is_problem: it is wrong; otherwise a kill leaves such a thing, and nothing is lost by it.
@@ -35,18 +34,18 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What a run folder was found to be.
+    """What a run was found to be.
 
     Attributes:
-        folder: the run folder.
+        name: the run folder, or the prefix of an object store.
         driver_at_work: a driver owns it; what is merely in flight was left out.
-        shards: how many there are, the open one included.
+        shards: how many there are, the open one included, and those that only an object store has.
         records: prompts that have a record.
-        size_bytes: of all shards.
+        size_bytes: of all shards that were read.
         findings: what was found, in the order of the checks.
     """
 
-    folder: Path
+    name: str
     driver_at_work: bool
     shards: int
     records: int
@@ -62,10 +61,10 @@ class Report:
         """A line for each finding, and one that sums up."""
         told = [str(finding) for finding in self.findings]
         if self.driver_at_work:
-            told.append(f"note: {self.folder}: a driver is at work; what is in flight was left out")
+            told.append(f"note: {self.name}: a driver is at work; what is in flight was left out")
         problems = self.problem_count
         told.append(
-            f"{self.folder}: {'sound' if problems == 0 else 'NOT SOUND'}, {number(self.shards)} shards, "
+            f"{self.name}: {'sound' if problems == 0 else 'NOT SOUND'}, {number(self.shards)} shards, "
             f"{number(self.records)} records, {number(self.size_bytes)} bytes, {problems} problems"
         )
         return "\n".join(told)
@@ -73,7 +72,7 @@ class Report:
     def as_json(self) -> dict[str, Any]:
         """The same for programs."""
         return {
-            "folder": str(self.folder),
+            "folder": self.name,
             "sound": self.problem_count == 0,
             "driver_at_work": self.driver_at_work,
             "shards": self.shards,
@@ -115,7 +114,7 @@ def of_bytes(file: str, found: Scan, *, by: str, in_flight: bool) -> list[Findin
     return [Finding(file=file, what=what, then=then, in_flight=in_flight and found.is_torn)]
 
 
-def of_entry(file: str, found: Scan, entry: Entry, *, is_as_sealed: bool) -> list[Finding]:
+def of_entry(file: str, found: Scan, entry: Entry, *, noted_in: str, is_as_sealed: bool) -> list[Finding]:
     """How a sealed shard differs from what was sealed.
 
     The sums, which take a JSON parse of every line, are counted again only where the digest is another: they
@@ -124,23 +123,24 @@ def of_entry(file: str, found: Scan, entry: Entry, *, is_as_sealed: bool) -> lis
     Args:
         file: the shard's name in the run folder.
         found: what it holds.
-        entry: what the manifest says.
-        is_as_sealed: it has the length and the SHA-256 that the manifest says.
+        entry: what was noted of it.
+        noted_in: where that is from.
+        is_as_sealed: it has the length and the SHA-256 that were noted.
     """
     data = found.data
     told: list[tuple[str, str]] = []
     if is_as_sealed:
         if set(found.indices) != set(entry.indices()):
-            told.append(("holds other prompts than the manifest lists", "--repair lists it again"))
+            told.append((f"holds other prompts than {noted_in} lists", "--repair lists it again"))
     elif len(data) > entry.size_bytes and entry.covers(data[: entry.size_bytes]):
         more = f"has {len(data) - entry.size_bytes} bytes behind those that were sealed"
         told.append((more, f"a start moves them to {QUARANTINE}/"))
     else:
         if len(data) != entry.size_bytes:
-            what = f"has {len(data)} bytes where the manifest says {entry.size_bytes}"
+            what = f"has {len(data)} bytes where {noted_in} says {entry.size_bytes}"
             told.append((what, "a start reads it again"))
         else:
-            told.append(("has another SHA-256 than the manifest says", "--repair reads it again"))
+            told.append((f"has another SHA-256 than {noted_in} says", "--repair reads it again"))
         there = set(found.indices)
         lost = sum(index not in there for index in entry.indices())
         if lost:
@@ -148,7 +148,7 @@ def of_entry(file: str, found: Scan, entry: Entry, *, is_as_sealed: bool) -> lis
         elif len(there) > entry.count:
             told.append(
                 (
-                    f"holds {len(there)} prompts where the manifest says {entry.count}",
+                    f"holds {len(there)} prompts where {noted_in} says {entry.count}",
                     "--repair lists it again",
                 )
             )

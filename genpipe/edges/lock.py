@@ -6,7 +6,7 @@ import json
 import os
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -41,6 +41,7 @@ class FolderLock:
     Attributes:
         epoch: number of this claim of the folder, from 1.
         nonce: this claim's own name.
+        previous: how the owner before signed; empty where nobody did, or not so that it can be read.
     """
 
     def __init__(self, path: Path, handle: int) -> None:
@@ -51,6 +52,7 @@ class FolderLock:
         self._heartbeat: Heartbeat | None = None
         self.epoch = 0
         self.nonce = uuid4().hex
+        self.previous: Mapping[str, Any] = {}
         _held.add(self)
 
     @classmethod
@@ -96,6 +98,12 @@ class FolderLock:
                 lock.release()
                 raise
         raise Fenced(f"{path} is removed again and again by another program; stop it and start again")
+
+    @property
+    def previous_nonce(self) -> str | None:
+        """The name of the claim before; None where there was none."""
+        nonce = self.previous.get("nonce")
+        return nonce if isinstance(nonce, str) else None
 
     def check_still_mine(self) -> None:
         """Make sure that the lock file is still the one that was locked, and a heartbeat still this claim's.
@@ -145,7 +153,8 @@ class FolderLock:
 
     def _sign(self, owner: dict[str, Any]) -> None:
         assert self._handle is not None
-        epoch = _owner(self._handle).get("epoch")
+        self.previous = _owner(self._handle)
+        epoch = self.previous.get("epoch")
         self.epoch = epoch + 1 if isinstance(epoch, int) else 1
         data = json.dumps({**owner, "epoch": self.epoch}).encode() + b"\n"
         assert len(data) <= _OWNER_BYTES_MAX

@@ -10,6 +10,8 @@ from genpipe.edges.appender import Appender
 from genpipe.edges.files import Files, blaming, make_folder, replace_atomically
 from genpipe.edges.shards import QUARANTINE, Entry, scan
 
+BEFORE = "of prompts that stand before them, in it or in an earlier shard"
+
 
 class Mender:
     """Mends files of one run folder, for the process that holds its lock.
@@ -85,13 +87,14 @@ class Mender:
         self._replace(path, [sealed])
         return True
 
-    def drop_doubled(self, path: Path, good: list[bytes], done: Bitmap) -> list[bytes]:
+    def drop_doubled(self, path: Path, good: list[bytes], done: Bitmap, *, what: str = BEFORE) -> list[bytes]:
         """Take the records out of a shard that it, or a shard before it, has already.
 
         Args:
             path: the shard.
             good: its lines, which are all good and all that it holds.
             done: what the shards before it have.
+            what: how those records are called.
 
         Returns:
             The lines that stay.
@@ -118,10 +121,7 @@ class Mender:
             else:
                 kept += part
             offset += len(data)
-        self._warn(
-            f"{path} held {sum(is_again)} records of prompts that stand before them, in it or in an earlier "
-            f"shard: they were moved to {self._quarantine}"
-        )
+        self._warn(f"{path} held {sum(is_again)} records {what}: they were moved to {self._quarantine}")
         self._replace(path, kept)
         return kept
 

@@ -8,11 +8,13 @@ from pathlib import Path
 from genpipe.core.bitmap import Bitmap
 from genpipe.core.errors import StoreError
 from genpipe.core.values import Sums
-from genpipe.edges import done_indices, lines
+from genpipe.edges import lines
 from genpipe.edges.appender import Appender
+from genpipe.edges.committed import Committed, refuse_behind
 from genpipe.edges.files import TEMPORARY, Files, blaming, make_folder, replace_atomically
+from genpipe.edges.lists_at_start import put_right_done_indices, read_failures
 from genpipe.edges.mending import Mender
-from genpipe.edges.record import facts_of
+from genpipe.edges.restoring import Restorer
 from genpipe.edges.run_folder import SEGMENTS
 from genpipe.edges.shards import (
     DONE_INDICES,
@@ -25,11 +27,10 @@ from genpipe.edges.shards import (
     Manifest,
     ShardFile,
     Tally,
-    failure_of,
-    scan,
     shard_files,
     shard_name,
 )
+from genpipe.edges.stock import Stock
 
 
 @dataclass(slots=True, kw_only=True)
@@ -47,6 +48,8 @@ class Recovered:
         manifest: ``manifest.jsonl``.
         failures: ``failed.jsonl``.
         done_indices: ``.done_indices``, which holds exactly ``done``.
+        unsent: what the manifest says of sealed shards that are not known to be in S3, by number; shards
+            without a record are left out.
     """
 
     done: Bitmap
@@ -58,6 +61,7 @@ class Recovered:
     manifest: Appender
     failures: Appender
     done_indices: Appender
+    unsent: list[Entry]
 
 
 class Recovery:
@@ -66,6 +70,9 @@ class Recovery:
     Nothing is appended to a file before its end was checked; nothing found is trusted before it was synced;
     bytes that count as no record are copied to ``quarantine/`` before they are cut. A crash at any point of
     it leaves a folder that the next recovery can deal with.
+
+    Records of shards that ``uploads.jsonl`` says are in S3 are done, whether the shards' files are here or
+    not.
     """
 
     def __init__(
@@ -89,7 +96,8 @@ class Recovery:
             warn: told, in one line each, what was odd and what was done about it.
             guard: raises ``Fenced`` where the folder is no longer ours.
             deep: believe nothing: read every sealed shard whole and hold it against the manifest, let each
-                index stand once on disk, and let the manifest list what is there and nothing else.
+                index stand once on disk, and let the manifest list what is there and nothing else. A shard
+                that fell behind what is in S3 gets a new number, and loses the records that S3 has.
         """
         self._folder = folder
         self._shards = folder / SHARDS
@@ -100,9 +108,9 @@ class Recovery:
         self._guard = guard
         self._deep = deep
         self._mender = Mender(folder, files, warn)
-        self._done = Bitmap()
-        self._sums = Sums()
+        self._committed = Committed()
         self._was_used = False
+        self._newest = -1
         self._to_protect: list[Path] = []
 
     def run(self) -> Recovered:
@@ -110,41 +118,52 @@ class Recovery:
 
         Raises:
             StoreError: a file refuses, or the shards are gone; no record was removed.
-            Fenced: another driver owns the folder.
+            Fenced: another driver owns the folder, or has gone on with the run in S3 (only where the recovery
+                is not deep; nothing was changed then).
         """
+        self._committed = Committed.read(self._folder, self._files, self._warn)
+        self._stock = stock = Stock(self._folder, self._files, self._committed, self._warn)
+        if not self._deep:
+            refuse_behind(self._folder, self._files, self._committed)
         found = self._find()
-        listed = self._read_manifest(found)
-        found = self._part_twins(found, listed)
-        newest = max([*listed, *(shard.seq for shard in found)], default=-1)
-        unlisted: list[Entry] = []
+        manifest = self._read_manifest(found)
+        found = self._part_twins(found, manifest.listed)
+        self._newest = self._newest_of(found, manifest.listed)
         growing: Tally | None = None
         for shard in found:
-            known = None if shard.is_open else listed.get(shard.seq)
+            known = None if shard.is_open else manifest.listed.get(shard.seq)
             if known is not None and self._is_trusted(shard, known):
-                self._count(known, is_open=False)
+                stock.take(known)
                 continue
-            tally = self._read_shard(shard)
-            if shard.is_open:
-                if shard.seq == newest and tally.lines < self._shard_records:
-                    growing = tally
-                    continue
-                if not self._seal(shard, tally):
-                    continue
-            entry = tally.entry(shard.seq, self._epoch)
-            if known is None or not entry.says_the_same(known):
+            good = self._read_shard(shard)
+            tally = Tally.of(good)
+            entry: Entry | None = tally.entry(shard.seq, self._epoch)
+            if self._committed.is_behind(tally.entry(shard.seq, self._epoch), is_open=shard.is_open):
+                entry, known = self._set_apart(shard, good), None
+            elif self._may_grow(shard, tally):
+                growing = tally
+                continue
+            elif shard.is_open and not self._seal(shard, tally):
+                continue
+            if entry is None:
+                continue
+            is_listed = known is not None and entry.says_the_same(known)
+            if not is_listed:
                 self._warn_of_change(entry, known)
-                unlisted.append(entry)
-            self._count(entry, is_open=False)
-        self._warn_of_lost(listed, found)
-        seq = newest if growing is not None else newest + 1
-        journal = self._open_journal(seq, new=growing is None)
-        try:
-            tally = growing or Tally()
-            self._count(tally.entry(seq, self._epoch), is_open=True)
-            return self._open_others(journal, seq, tally, unlisted)
-        except BaseException:
-            journal.close()
-            raise
+            stock.take(entry, is_listed=is_listed)
+        stock.take_elsewhere(manifest.listed)
+        stock.warn_of_lost(manifest.listed, {shard.seq for shard in found})
+        seq = self._newest if growing is not None else self._newest + 1
+        return self._open(seq, growing, manifest)
+
+    def _newest_of(self, found: list[ShardFile], listed: dict[int, Entry]) -> int:
+        """The largest number that was ever given, as far as can be known; -1 where none was."""
+        return max([*listed, *(shard.seq for shard in found), *self._committed.seqs], default=-1)
+
+    def _may_grow(self, shard: ShardFile, tally: Tally) -> bool:
+        """Whether an open shard goes on growing."""
+        is_last = shard.is_open and shard.seq == self._newest and shard.seq not in self._committed.seqs
+        return is_last and tally.lines < self._shard_records
 
     # Looking around.
 
@@ -159,7 +178,9 @@ class Recovery:
         self._was_used = there.get(DONE_INDICES, 0) > 0 or there.get(MANIFEST, 0) > 0
         # A process notes that it began only when there is a folder for the shards.
         has_begun = self._was_used or there.get(SEGMENTS, 0) > 0
-        if (has_begun and gone) or (self._was_used and not found):
+        if ((has_begun and gone) or (self._was_used and not found)) and not (
+            self._committed.has_all_of(self._folder, self._files)
+        ):
             raise StoreError(
                 f"{self._shards} {'is gone' if gone else 'is empty'}, but what is beside it tells of a run "
                 "that has begun; put the shards back (is a disk not mounted?), or give another folder"
@@ -176,7 +197,7 @@ class Recovery:
     def _part_twins(self, found: list[ShardFile], listed: dict[int, Entry]) -> list[ShardFile]:
         """Give an open shard a new number where a sealed one has the same: sealing it would destroy that."""
         sealed = {shard.seq for shard in found if not shard.is_open}
-        newest = max([*listed, *(shard.seq for shard in found)], default=-1)
+        newest = self._newest_of(found, listed)
         parted = []
         for shard in found:
             if shard.is_open and shard.seq in sealed:
@@ -189,30 +210,36 @@ class Recovery:
             parted.append(shard)
         return sorted(parted, key=lambda shard: shard.seq)
 
-    def _read_manifest(self, found: list[ShardFile]) -> dict[int, Entry]:
-        """What the manifest lists, by shard; the last line about a shard counts."""
+    def _read_manifest(self, found: list[ShardFile]) -> Manifest:
+        """What the manifest lists; lines of it that do not count are dropped."""
         path = self._folder / MANIFEST
         with blaming(path, "read"):
             there = self._files.exists(path)
             manifest = Manifest.decode(self._files.read(path) if there else b"")
-        listed, good = manifest.listed, manifest.good
         if manifest.bad_count:
             self._warn(f"{path} is damaged: what it lacks is made again from the shards")
-        sealed = {shard.seq for shard in found if not shard.is_open}
-        if self._deep and not listed.keys() <= sealed:
-            self._mender.keep_aside(path, 0, b"".join(good))
-            good = [line for line in good if (entry := Entry.decode(line)) and entry.seq in sealed]
-            self._warn(
-                f"{path} lists what is gone no longer; as it was, it was moved to {self._folder / QUARANTINE}"
-            )
-        if manifest.bad_count or len(good) < len(manifest.good):
             with blaming(path, "rewrite"):
-                replace_atomically(self._files, path, b"".join(good))
-        strangers = len(sealed - listed.keys())
+                replace_atomically(self._files, path, b"".join(manifest.good))
+        sealed = {shard.seq for shard in found if not shard.is_open}
+        strangers = len(sealed - manifest.listed.keys())
         # More, or no manifest at all, is somebody's doing.
         if strangers > PENDING_MAX or (strangers and not there):
             self._warn(f"{path} does not list {strangers} sealed shards: they are read, and listed again")
-        return listed
+        return manifest
+
+    def _forget_gone(self, manifest: Manifest) -> None:
+        """Let the manifest list nothing that is neither here nor in S3."""
+        there = self._stock.sealed.keys() | self._committed.seqs
+        if manifest.listed.keys() <= there:
+            return
+        path = self._folder / MANIFEST
+        self._mender.keep_aside(path, 0, b"".join(manifest.good))
+        kept = [line for line in manifest.good if (entry := Entry.decode(line)) and entry.seq in there]
+        self._warn(
+            f"{path} lists what is gone no longer; as it was, it was moved to {self._folder / QUARANTINE}"
+        )
+        with blaming(path, "rewrite"):
+            replace_atomically(self._files, path, b"".join(kept))
 
     # Shards.
 
@@ -236,29 +263,37 @@ class Recovery:
         self._warn(f"{path} does not begin and end as a shard does: read again")
         return False
 
-    def _read_shard(self, shard: ShardFile) -> Tally:
-        """Read and mend a shard of which the manifest says nothing, or which is not to be trusted."""
+    def _read_shard(self, shard: ShardFile) -> list[bytes]:
+        """The lines of a shard that is not listed, or not to be trusted, once it is mended."""
         path = self._shards / shard.name
         good = self._mender.mend(path, is_sealed=not shard.is_open)
         # Where a refused sync made records go into the next shard, and the power went before the old one was
         # listed, both may have them.
-        good = self._mender.drop_doubled(path, good, self._done)
+        good = self._mender.drop_doubled(path, good, self._stock.done)
         if not shard.is_open:
             self._to_protect.append(path)
-        return Tally.of(good)
+        return good
 
-    def _warn_of_lost(self, listed: dict[int, Entry], found: list[ShardFile]) -> None:
-        """Tell of shards that are gone, unless other shards have their prompts by now."""
-        for seq in sorted(listed.keys() - {shard.seq for shard in found}):
-            entry = listed[seq]
-            lost = entry.count - sum(
-                self._done.count_between(first, last + 1) for first, last in entry.ranges
-            )
-            if lost:
-                self._warn(
-                    f"{self._shards / shard_name(seq, is_open=False)} is gone, with {lost} records that no "
-                    "other shard has: those prompts run again unless it is put back first"
-                )
+    def _set_apart(self, shard: ShardFile, good: list[bytes]) -> Entry | None:
+        """Give a shard that fell behind what is in S3 a new number; None where S3 has all of it.
+
+        Args:
+            shard: the shard.
+            good: its lines, which are all good and all that it holds.
+        """
+        self._guard()
+        path = self._shards / shard.name
+        kept = self._mender.drop_doubled(path, good, self._committed.indices, what="that S3 has")
+        with blaming(path, "rename"):
+            if not kept:
+                self._files.unlink(path)
+                return None
+            self._newest += 1
+            apart = self._shards / shard_name(self._newest, is_open=False)
+            self._warn(f"{path} is not what S3 has: its other {len(kept)} records become {apart.name}")
+            self._files.rename(path, apart)
+        self._to_protect.append(apart)
+        return Tally.of(kept).entry(self._newest, self._epoch)
 
     def _warn_of_change(self, entry: Entry, known: Entry | None) -> None:
         path = self._shards / shard_name(entry.seq, is_open=False)
@@ -280,29 +315,31 @@ class Recovery:
         self._to_protect.append(sealed)
         return True
 
-    def _count(self, entry: Entry, *, is_open: bool) -> None:
-        """Take a shard's records into the whole, but for those that a shard before it has."""
-        done = self._done
-        if not any(done.count_between(first, last + 1) for first, last in entry.ranges):
-            for first, last in entry.ranges:
-                done.add_range(first, last)
-            self._sums.merge(entry.sums)
-            return
-        fresh = [index for index in entry.indices() if done.add(index)]
-        path = self._shards / shard_name(entry.seq, is_open=is_open)
-        self._warn(
-            f"{path} holds {entry.count - len(fresh)} records of prompts that an earlier shard has: the "
-            "earlier ones count"
-        )
-        with blaming(path, "read"):
-            found = scan(self._files.read(path))
-        wanted = set(fresh)
-        for index, line in zip(found.indices, found.good, strict=True):
-            if index in wanted:
-                wanted.discard(index)
-                self._sums.add(*facts_of(lines.body_of(line)))
-
     # Opening.
+
+    def _open(self, seq: int, growing: Tally | None, manifest: Manifest) -> Recovered:
+        """Open the shard that grows, let it take in what was restored, and open the other files."""
+        tally = growing or Tally()
+        restorer = Restorer(
+            self._folder,
+            self._files,
+            self._open_journal(seq, new=growing is None),
+            tally,
+            seq=seq,
+            shard_records=self._shard_records,
+            epoch=self._epoch,
+            guard=self._guard,
+        )
+        try:
+            self._stock.count(tally.entry(seq, self._epoch), is_open=True)
+            if self._deep:
+                self._forget_gone(manifest)
+            restorer.take_in(self._stock.done, self._warn)
+            self._stock.take_in(restorer.sealed, restorer.sums)
+            return self._open_others(restorer)
+        except BaseException:
+            restorer.journal.close()
+            raise
 
     def _open_journal(self, seq: int, *, new: bool) -> Appender:
         journal = Appender(self._files, self._shards / shard_name(seq, is_open=True), new=new)
@@ -322,9 +359,12 @@ class Recovery:
             raise
         return journal
 
-    def _open_others(self, journal: Appender, seq: int, tally: Tally, unlisted: list[Entry]) -> Recovered:
-        self._check_done_indices()
-        failed_for_good = self._read_failures()
+    def _open_others(self, restorer: Restorer) -> Recovered:
+        stock, folder, files = self._stock, self._folder, self._files
+        put_right_done_indices(folder, files, stock.done, brought=stock.brought, warn=self._warn)
+        failed_for_good = read_failures(
+            folder, files, self._mender, stock.done, was_used=self._was_used, warn=self._warn
+        )
         if self._deep and self._files.exists(self._folder / SEGMENTS):
             self._mender.mend(self._folder / SEGMENTS, indexed=False)
         opened: list[Appender] = []
@@ -333,8 +373,8 @@ class Recovery:
                 path = self._folder / name
                 opened.append(Appender(self._files, path, new=not self._files.exists(path)))
             manifest, failures, indices = opened
-            if unlisted:
-                manifest.append(b"".join([entry.encode() for entry in unlisted]))
+            if stock.unlisted:
+                manifest.append(b"".join([entry.encode() for entry in stock.unlisted]))
                 manifest.sync()
             with blaming(self._folder, "sync"):
                 self._files.sync_folder(self._folder)
@@ -343,47 +383,14 @@ class Recovery:
                 appender.close()
             raise
         return Recovered(
-            done=self._done,
+            done=stock.done,
             failed_for_good=failed_for_good,
-            sums=self._sums,
-            seq=seq,
-            tally=tally,
-            journal=journal,
+            sums=stock.sums,
+            seq=restorer.seq,
+            tally=restorer.tally,
+            journal=restorer.journal,
             manifest=manifest,
             failures=failures,
             done_indices=indices,
+            unsent=stock.unsent(),
         )
-
-    def _check_done_indices(self) -> None:
-        """Let ``.done_indices`` hold just what is done."""
-        path = self._folder / DONE_INDICES
-        with blaming(path, "read"):
-            there = self._files.exists(path)
-            data = self._files.read(path) if there else b""
-        what = done_indices.difference(data, self._done)
-        if what is not None:
-            again = "; what they stood for is lost, and those prompts run again" if what.foreign else ""
-            self._warn(
-                f"{path} {'had' if there else 'was missing:'} {what}: rewritten from the shards{again}"
-            )
-            with blaming(path, "rewrite"):
-                replace_atomically(self._files, path, done_indices.encode(self._done))
-
-    def _read_failures(self) -> Bitmap:
-        """The indices whose last word is a failure for good."""
-        path = self._folder / FAILED
-        for_good = Bitmap()
-        with blaming(path, "read"):
-            there = self._files.exists(path)
-        if self._was_used and not there:
-            self._warn(f"{path} is missing: prompts that had failed for good are asked again")
-        for line in self._mender.mend(path) if there else ():
-            failure = failure_of(line)
-            if failure is None or failure[0] in self._done:
-                continue
-            index, is_for_good = failure
-            if is_for_good:
-                for_good.add(index)
-            else:
-                for_good.discard(index)
-        return for_good

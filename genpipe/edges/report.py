@@ -33,6 +33,7 @@ class Report:
         facts: dict[str, Any],
         wall: Wall,
         display: Display,
+        s3: Callable[[], dict[str, Any]] | None = None,
     ) -> None:
         """Begin reporting.
 
@@ -43,6 +44,7 @@ class Report:
             facts: ``run_id``, ``segment``, ``started_at``.
             wall: the process's anchor of the wall clock.
             display: shows each snapshot.
+            s3: says how the uploads are, or None where there are none.
         """
         self._path = folder / PROGRESS
         self._progress = progress
@@ -50,6 +52,7 @@ class Report:
         self._facts = facts
         self._wall = wall
         self._display = display
+        self._s3 = s3
         self._latest: dict[str, Any] | None = None
         self._news = threading.Condition()
         self._closing = False
@@ -58,9 +61,15 @@ class Report:
         self._thread = threading.Thread(target=self._work, name="genpipe-report")
         self._thread.start()
 
-    def publish(self, core: Core, now_s: float) -> None:
-        """Take a snapshot, which the thread then writes and shows; only the newest is kept for it."""
-        self._put(self._snapshot(core, now_s, state=None))
+    def publish(self, core: Core, now_s: float, *, state: str | None = None) -> None:
+        """Take a snapshot, which the thread then writes and shows; only the newest is kept for it.
+
+        Args:
+            core: the scheduler.
+            now_s: the run's clock.
+            state: what the run is at once nothing is left to be asked; as the core knows it if None.
+        """
+        self._put(self._snapshot(core, now_s, state=state))
 
     def note(self, text: str) -> None:
         """Show a line at once."""
@@ -109,6 +118,8 @@ class Report:
         eta_hours = None if over else snapshot["eta_hours"]
         if over:
             snapshot |= {"eta_hours": None, "eta_hours_low": None, "eta_hours_high": None}
+        if self._s3 is not None:
+            snapshot["s3"] = self._s3()
         eta_at = None if eta_hours is None else self._wall.text(now_s + 3600 * eta_hours)
         return {**snapshot, "eta_at": eta_at, **self._facts, "updated_at": self._wall.text(now_s)}
 

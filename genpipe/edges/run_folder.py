@@ -4,9 +4,8 @@ import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 from uuid import uuid4
 
 from genpipe.core.errors import ConfigError, ResumeMismatch
@@ -16,13 +15,14 @@ from genpipe.edges.files import TEMPORARY, Files, blaming, make_folder, replace_
 from genpipe.edges.heartbeat import HEARTBEAT, Pause
 from genpipe.edges.lock import LOCK, FolderLock
 from genpipe.edges.mending import Mender
+from genpipe.edges.settings_compare import canonical, differences, digest_of, shortened
 
 RUN = "run.json"
 SEGMENTS = "segments.jsonl"
 FORMAT = 1
 
-_VALUE_CHARS_MAX = 120
 _DIFFERENCES_MAX = 10
+_ANOTHER = "another output folder (with --s3, another prefix too)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +48,40 @@ class RunIdentity:
         Raises:
             ConfigError: a setting has no place in JSON.
         """
-        return _digest_of(self.settings)
+        return digest_of(self.settings)
+
+
+class Elsewhere(Protocol):
+    """Where a run is kept beside its folder. Blocking; called under the folder's lock."""
+
+    @property
+    def name(self) -> str:
+        """How it is called in messages, such as ``s3://bucket/run1``."""
+        ...
+
+    def agree(self, run: dict[str, Any], *, is_new: bool) -> dict[str, Any]:
+        """The ``run.json`` that counts: ``run``, which is kept there from now on, or what is there already.
+
+        Args:
+            run: what the folder has, or would begin with.
+            is_new: the folder has none yet, so that it adopts what is there.
+
+        Raises:
+            ConfigError: what is there is not to be understood.
+            ResumeMismatch: the folder has another run than is there.
+            ObjectStoreError: it cannot be read or written.
+        """
+        ...
+
+    def take_over(self, path: Path, lock: FolderLock) -> None:
+        """Claim the place, and bring to the folder what it lacks; ``run.json`` stands in it by now.
+
+        Raises:
+            Fenced: another driver has the place.
+            ResumeMismatch: records of another run are there.
+            StoreError: it cannot be read or written, or a file in the folder refuses.
+        """
+        ...
 
 
 class RunFolder:
@@ -63,6 +96,8 @@ class RunFolder:
             goes into every record.
         is_new: the run began with this claim.
         epoch: number of this claim, from 1.
+        nonce: this claim's own name.
+        previous_nonce: the name of the claim before; None where there was none.
         segment: number of this process's segment, from 1.
         segments: what earlier processes wrote in ``segments.jsonl``, in order.
     """
@@ -85,6 +120,8 @@ class RunFolder:
         self.settings_mark = settings_mark
         self.is_new = is_new
         self.epoch = lock.epoch
+        self.nonce = lock.nonce
+        self.previous_nonce = lock.previous_nonce
         self.segment = 1 + max((entry["segment"] for entry in past), default=0)
         self.segments = past
         self._lock = lock
@@ -101,6 +138,7 @@ class RunFolder:
         now_text: str,
         warn: Callable[[str], None],
         pause: Pause = time.sleep,
+        elsewhere: Elsewhere | None = None,
     ) -> "RunFolder":
         """Claim a folder for a run: a new run in a new or empty folder, else the one that it holds.
 
@@ -113,13 +151,14 @@ class RunFolder:
             warn: told, in one line each, what was odd, and what is waited for.
             pause: waits for some seconds; called only where the file system has no locks. What it raises
                 ends the claim.
+            elsewhere: where the run is kept beside the folder; a new folder adopts the run that is there.
 
         Raises:
             ConfigError: the folder is not a run's, or its ``run.json`` is not to be understood. Nothing in it
                 was changed.
             ResumeMismatch: it holds another run.
-            Fenced: another driver has it.
-            StoreError: it cannot be written or locked.
+            Fenced: another driver has it, or what is elsewhere.
+            StoreError: it cannot be written or locked, or what is elsewhere cannot.
         """
         assert identity.shard_records >= 1
         _refuse_foreign(path)
@@ -129,11 +168,21 @@ class RunFolder:
         try:
             # Another process may have begun here between the first look and the lock.
             _refuse_foreign(path)
-            run = _read_run(files, path)
-            mark = _compare(path, run, identity, allow_changed=allow_changed, warn=warn) if run else None
-            is_new = run is None
-            if run is None:
-                run = _begin_run(files, path, identity, now_text)
+            here = _read_run(files, path)
+            run = _new_run(identity, now_text) if here is None else here
+            run_id = run["run_id"]
+            if elsewhere is not None:
+                run = elsewhere.agree(run, is_new=here is None)
+            is_new = here is None and run["run_id"] == run_id
+            mark = None
+            if not is_new:
+                where = elsewhere.name if elsewhere is not None and here is None else str(path)
+                mark = _compare(where, run, identity, allow_changed=allow_changed, warn=warn)
+            if here is None:
+                with blaming(path / RUN, "write"):
+                    replace_atomically(files, path / RUN, encode_run(run))
+            if elsewhere is not None:
+                elsewhere.take_over(path, lock)
             segments, past = _open_segments(files, path, warn)
             return cls(path, lock, run, settings_mark=mark, is_new=is_new, segments=segments, past=past)
         except BaseException:
@@ -193,7 +242,7 @@ class RunFolder:
             self._lock.release()
 
     def _note(self, entry: Mapping[str, Any]) -> None:
-        self._segments.append(lines.encode(_canonical(entry, sort=False)[:-1]))
+        self._segments.append(lines.encode(canonical(entry, sort=False)[:-1]))
         self._segments.sync()
 
 
@@ -224,7 +273,7 @@ def _refuse_foreign(path: Path) -> None:
     foreign = sorted(name for name in names - ours if not name.startswith(HEARTBEAT))
     if foreign and RUN not in names:
         raise ConfigError(
-            f"{path} holds {_shortened(', '.join(foreign[:5]))} but no {RUN}: it is no run folder (or {RUN} "
+            f"{path} holds {shortened(', '.join(foreign[:5]))} but no {RUN}: it is no run folder (or {RUN} "
             "was lost: put it back). Give an empty or a new folder; nothing was changed here"
         )
 
@@ -236,33 +285,51 @@ def _read_run(files: Files, path: Path) -> dict[str, Any] | None:
         if not files.exists(file):
             return None
         data = files.read(file)
+    return parse_run(data, str(file))
+
+
+def parse_run(data: bytes, name: str) -> dict[str, Any]:
+    """What a ``run.json`` says.
+
+    Args:
+        data: its bytes.
+        name: how it is called in messages.
+
+    Raises:
+        ConfigError: it is not to be understood.
+    """
     try:
         run = json.loads(data)
     except ValueError:
         run = None
     if not isinstance(run, dict):
         raise ConfigError(
-            f"{file} is damaged ({len(data)} bytes, no JSON object): put back a copy of it. Nothing was "
+            f"{name} is damaged ({len(data)} bytes, no JSON object): put back a copy of it. Nothing was "
             "changed; the records in the folder are safe"
         )
     if run.get("format") != FORMAT:
         raise ConfigError(
-            f"{file} is of format {run.get('format')!r}, and this genpipe knows format {FORMAT}: use the "
+            f"{name} is of format {run.get('format')!r}, and this genpipe knows format {FORMAT}: use the "
             f"version that began the run (genpipe {run.get('genpipe', 'unknown')})"
         )
     kinds = {"run_id": str, "created_at": str, "inputs": list, "settings": dict, "shard_records": int}
     for key, kind in kinds.items():
         if not isinstance(run.get(key), kind):
-            raise ConfigError(f"{file} is damaged: {key!r} is missing or no {kind.__name__}; put back a copy")
+            raise ConfigError(f"{name} is damaged: {key!r} is missing or no {kind.__name__}; put back a copy")
     if run["shard_records"] < 1:
-        raise ConfigError(f"{file} is damaged: 'shard_records' is {run['shard_records']}; put back a copy")
-    if _digest_of(run["settings"]) != run.get("digest"):
-        raise ConfigError(f"{file} is damaged: its settings and their digest do not agree; put back a copy")
+        raise ConfigError(f"{name} is damaged: 'shard_records' is {run['shard_records']}; put back a copy")
+    if digest_of(run["settings"]) != run.get("digest"):
+        raise ConfigError(f"{name} is damaged: its settings and their digest do not agree; put back a copy")
     return run
 
 
-def _begin_run(files: Files, path: Path, identity: RunIdentity, now_text: str) -> dict[str, Any]:
-    run = {
+def encode_run(run: Mapping[str, Any]) -> bytes:
+    """The bytes of a ``run.json``."""
+    return json.dumps(run, indent=2).encode() + b"\n"
+
+
+def _new_run(identity: RunIdentity, now_text: str) -> dict[str, Any]:
+    return {
         "format": FORMAT,
         "run_id": uuid4().hex,
         "created_at": now_text,
@@ -272,13 +339,10 @@ def _begin_run(files: Files, path: Path, identity: RunIdentity, now_text: str) -
         "digest": identity.digest,
         "shard_records": identity.shard_records,
     }
-    with blaming(path / RUN, "write"):
-        replace_atomically(files, path / RUN, json.dumps(run, indent=2).encode() + b"\n")
-    return run
 
 
 def _compare(
-    path: Path,
+    where: str,
     run: Mapping[str, Any],
     identity: RunIdentity,
     *,
@@ -288,31 +352,25 @@ def _compare(
     """Hold the present command against the run; the digest of settings that may differ and do, else None."""
     if len(run["inputs"]) != len(identity.inputs):
         raise ResumeMismatch(
-            f"the run in {path} began with {len(run['inputs'])} input files, and now there are "
-            f"{len(identity.inputs)}: give the same files in the same order, or another output folder"
+            f"the run in {where} began with {len(run['inputs'])} input files, and now there are "
+            f"{len(identity.inputs)}: give the same files in the same order, or {_ANOTHER}"
         )
     if run["shard_records"] != identity.shard_records:
         warn(
-            f"the run in {path} has shards of {run['shard_records']} records and keeps them: "
+            f"the run in {where} has shards of {run['shard_records']} records and keeps them: "
             f"{identity.shard_records} is not used"
         )
-    before = _flat(json.loads(_canonical(run["settings"])))
-    now = _flat(json.loads(_canonical(identity.settings)))
-    differences = [
-        f"{key} was {_shown(before, key)}, is {_shown(now, key)}"
-        for key in sorted(before.keys() | now.keys())
-        if _shown(before, key, whole=True) != _shown(now, key, whole=True)
-    ]
-    if not differences:
+    changed = differences(run["settings"], identity.settings)
+    if not changed:
         return None
-    more = len(differences) - _DIFFERENCES_MAX
-    told = "; ".join(differences[:_DIFFERENCES_MAX]) + (f"; and {more} more" if more > 0 else "")
+    more = len(changed) - _DIFFERENCES_MAX
+    told = "; ".join(changed[:_DIFFERENCES_MAX]) + (f"; and {more} more" if more > 0 else "")
     if not allow_changed:
         raise ResumeMismatch(
-            f"the run in {path} began with other settings: {told}. Set them as they were, give another "
-            "output folder, or mix the answers on purpose with --allow-changed"
+            f"the run in {where} began with other settings: {told}. Set them as they were, give "
+            f"{_ANOTHER}, or mix the answers on purpose with --allow-changed"
         )
-    warn(f"settings are not those that the run in {path} began with: {told}")
+    warn(f"settings are not those that the run in {where} began with: {told}")
     return identity.digest
 
 
@@ -335,35 +393,3 @@ def _open_segments(
         raise
     entries = [json.loads(lines.body_of(line)) for line in good]
     return appender, tuple(entry for entry in entries if isinstance(entry.get("segment"), int))
-
-
-def _digest_of(settings: Mapping[str, Any]) -> str:
-    return sha256(_canonical(settings)).hexdigest()[:16]
-
-
-def _canonical(value: Mapping[str, Any], *, sort: bool = True) -> bytes:
-    try:
-        return json.dumps(value, sort_keys=sort, allow_nan=False, separators=(",", ":")).encode()
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"a setting has no place in JSON: {error}") from None
-
-
-def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
-    """A tree of objects as dotted paths to its leaves; lists are leaves."""
-    if not isinstance(value, dict) or not value:
-        return {prefix: value}
-    leaves = {}
-    for key, item in value.items():
-        leaves.update(_flat(item, f"{prefix}.{key}" if prefix else str(key)))
-    return leaves
-
-
-def _shown(leaves: Mapping[str, Any], key: str, *, whole: bool = False) -> str:
-    if key not in leaves:
-        return "not set"
-    text = json.dumps(leaves[key], ensure_ascii=False, sort_keys=True)
-    return text if whole else _shortened(text)
-
-
-def _shortened(text: str) -> str:
-    return text if len(text) <= _VALUE_CHARS_MAX else text[:_VALUE_CHARS_MAX] + "…"

@@ -21,8 +21,8 @@ from genpipe.edges.record import Wall, encode_finished, encode_given_up
 from genpipe.edges.recovery import Recovered, Recovery
 from genpipe.edges.shards import MANIFEST, SHARDS, Entry, shard_name
 
-SealedHook = Callable[[Path, bytes], None]
-"""Called with the path of a sealed shard and its line of the manifest, once both are durable."""
+SealedHook = Callable[[Entry], None]
+"""Called with what the manifest says of a sealed shard, once both are durable."""
 
 
 def _nothing() -> None:
@@ -60,6 +60,7 @@ class Store:
         skip: what the input must not offer: what was done at the start, and what had failed for good unless
             that is to be tried again. Never changes, so that another thread may read it.
         sums: totals over all durable records of the run, each index counted once.
+        unsent: sealed shards that were not known to be in S3 at the start, by number. Never changes.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class Store:
     ) -> None:
         self.done = state.done
         self.sums = state.sums
+        self.unsent = state.unsent
         self.skip = copy.deepcopy(state.done)
         if not retry_failed:
             for index in state.failed_for_good:
@@ -147,6 +149,7 @@ class Store:
                 Without one, everything is done in the caller's thread.
 
         Raises:
+            Fenced: another driver has gone on with the run in S3; nothing was changed.
             StoreError: a file refuses, or the shards are gone.
         """
         assert shard_records >= 1
@@ -348,17 +351,16 @@ class Store:
         """The checkpoint; returns those shards that the manifest had no room for."""
         self._guard()
         self._done_indices.sync()
-        lines = [entry.encode() for entry in entries]
         try:
-            self._manifest.add(b"".join(lines))
+            self._manifest.add(b"".join([entry.encode() for entry in entries]))
             self._manifest.sync()
         except DiskFull:
             return entries
-        for entry, line in zip(entries, lines, strict=True):
+        for entry in entries:
             path = self._folder / SHARDS / shard_name(entry.seq, is_open=False)
             # Against accidents only, and not every file system has such rights.
             with contextlib.suppress(OSError):
                 self._files.make_read_only(path)
             if self._on_sealed is not None:
-                self._on_sealed(path, line)
+                self._on_sealed(entry)
         return []

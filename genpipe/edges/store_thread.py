@@ -32,6 +32,11 @@ class StoreThread:
         """Threads for what a store does beside a commit; the caller shuts them down after the store."""
         return ThreadPoolExecutor(max_workers=2, thread_name_prefix="genpipe-seal")
 
+    @property
+    def failed_for_good_count(self) -> int:
+        """See :attr:`Store.failed_for_good_count`."""
+        return self._store.failed_for_good_count
+
     async def commit(self, group: Group) -> Space | None:
         """See :meth:`genpipe.core.ports.Store.commit`."""
         self._under_way += 1

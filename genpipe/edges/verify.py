@@ -1,21 +1,33 @@
 """Everything on disk held against everything else: ``genpipe verify``. The checks stand in ``FORMAT.md``."""
 
 import os
-from collections import deque
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
-from genpipe.core.bitmap import Bitmap
+from genpipe.core.errors import ConfigError, ObjectStoreError
 from genpipe.core.wording import number
-from genpipe.edges import done_indices, lines
+from genpipe.edges import done_indices
 from genpipe.edges.files import TEMPORARY, Files, blaming
-from genpipe.edges.findings import Finding, Report, of_bytes, of_entry
+from genpipe.edges.findings import Finding, Report, of_bytes
+from genpipe.edges.folder_shelf import Prefix, elsewhere
 from genpipe.edges.lock import FolderLock
-from genpipe.edges.reading import Contents, contents_of, driver_at_work, read_shard, shard_records_of
+from genpipe.edges.looking import Doubles, Seen, look_at
+from genpipe.edges.reading import (
+    Contents,
+    Held,
+    contents_of,
+    driver_at_work,
+    in_turn,
+    last_report,
+    read_shard,
+    run_of,
+    shard_records_of,
+)
 from genpipe.edges.recovery import Recovery
 from genpipe.edges.run_folder import SEGMENTS
+from genpipe.edges.s3 import auditing
+from genpipe.edges.s3.commits import UPLOADS, Commit, decode_all
 from genpipe.edges.shards import (
     DONE_INDICES,
     FAILED,
@@ -24,6 +36,7 @@ from genpipe.edges.shards import (
     QUARANTINE,
     SHARDS,
     Entry,
+    Manifest,
     ShardFile,
     scan,
     shard_name,
@@ -35,27 +48,40 @@ Progress = Callable[[int, int], None]
 _THREADS_MAX = 4
 
 
-def verify(folder: Path, files: Files, *, progress: Progress, threads: int | None = None) -> Report:
+def verify(
+    folder: Path,
+    files: Files,
+    *,
+    progress: Progress,
+    threads: int | None = None,
+    remote: Prefix | None = None,
+) -> Report:
     """Look at everything, change nothing.
 
-    A few shards are in memory at a time, and a bit per prompt.
+    A few shards are in memory at a time, and a bit per prompt. Of what is in the object store, only the names
+    and lengths are looked at.
 
     Args:
         folder: the run folder.
         files: the disk.
         progress: told how far it is.
         threads: how many shards are looked at at once; as many as there are cores, up to four, if None.
+        remote: where the folder is sent to, or None.
 
     Raises:
         ConfigError: there is no run in the folder, or its ``run.json`` is not to be understood.
         StoreError: the folder cannot be looked into.
     """
-    shard_records_of(files, folder)
-    return _Look(folder, files).report(progress, threads or min(os.cpu_count() or 1, _THREADS_MAX))
+    run_id = str(run_of(files, folder)["run_id"])
+    look = _Look(folder, files, run_id, remote)
+    return look.report(progress, threads or min(os.cpu_count() or 1, _THREADS_MAX))
 
 
 def repair(folder: Path, files: Files, *, now_text: str, warn: Callable[[str], None]) -> None:
     """Claim the folder, and mend whatever :func:`verify` finds.
+
+    Of what is in S3 it knows what ``uploads.jsonl`` says, which every start with S3 makes anew: shards that
+    fell behind that get new numbers, and records that S3 has go to quarantine. The store is not asked.
 
     Args:
         folder: the run folder.
@@ -91,64 +117,132 @@ def repair(folder: Path, files: Files, *, now_text: str, warn: Callable[[str], N
         lock.release()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Seen:
-    """What one shard holds.
-
-    Attributes:
-        file: its name in the run folder.
-        size_bytes: bytes that were read.
-        ranges: its indices as runs, where they are just those that the manifest lists.
-        indices: the index of each good line, where they are others.
-        findings: what is wrong with it alone.
-    """
-
-    file: str
-    size_bytes: int
-    ranges: list[tuple[int, int]]
-    indices: list[int]
-    findings: list[Finding]
-
-
 class _Look:
     """One look at one run folder."""
 
-    def __init__(self, folder: Path, files: Files) -> None:
+    def __init__(self, folder: Path, files: Files, run_id: str, remote: Prefix | None) -> None:
         self._folder = folder
         self._files = files
-        self._done = Bitmap()
+        self._run_id = run_id
+        self._remote = remote
+        self._doubles = Doubles()
+        self._unsent: list[auditing.Unsent] = []
         self._findings: list[Finding] = []
 
     def report(self, progress: Progress, threads: int) -> Report:
         at_work = driver_at_work(self._folder)
         # Read before the shards: whatever it lists is in a shard by now, and a driver may go on meanwhile.
         listed = self._read(DONE_INDICES)
+        uploads_data = self._read(UPLOADS)
+        uploads = decode_all(uploads_data or b"")
         contents = contents_of(self._files, self._folder)
-        self._check_manifest(contents)
-        self._check_names(contents, was_used=bool(listed) or bool(contents.manifest_data))
-        size_bytes = 0
-        total_bytes = sum(shard.size_bytes for shard in contents.shards or ())
-        for seen in self._looks(contents, threads):
-            self._findings += seen.findings
-            self._take(seen)
-            size_bytes += seen.size_bytes
-            progress(size_bytes, total_bytes)
-        if self._read(FAILED) is None and (listed or contents.manifest_data):
+        away = elsewhere(contents, uploads)
+        was_used = bool(listed) or bool(contents.manifest_data)
+        self._check_manifest(contents, away)
+        self._check_names(contents, was_used=was_used and not away)
+        if uploads_data is not None:
+            self._findings += auditing.of_uploads(uploads_data, contents, run_id=self._run_id)
+        self._take_elsewhere(away)
+        size_bytes = self._look_at_all(contents, uploads, progress, threads)
+        if self._read(FAILED) is None and was_used:
             then = "a start begins it anew, and asks prompts again that had failed for good"
             self._find(FAILED, "is missing", then)
         self._check_list(FAILED, indexed=True)
         self._check_list(SEGMENTS, indexed=False)
         self._check_done_indices(listed)
         self._note_leftovers()
+        if self._remote is not None or uploads_data is not None:
+            self._check_sent(uploads)
         at_work = at_work or driver_at_work(self._folder)
         return Report(
-            folder=self._folder,
+            name=str(self._folder),
             driver_at_work=at_work,
-            shards=len(contents.shards or ()),
-            records=len(self._done),
+            shards=len(contents.shards or ()) + len(away),
+            records=len(self._doubles.done),
             size_bytes=size_bytes,
             findings=tuple(finding for finding in self._findings if not (at_work and finding.in_flight)),
         )
+
+    def _take_elsewhere(self, away: dict[int, Commit]) -> None:
+        """Count the records of the shards that only the object store has."""
+        for seq in sorted(away):
+            entry = away[seq].entry
+            if doubled := self._doubles.take(entry.ranges, []):
+                what = f"holds {doubled} records of prompts that earlier shards in S3 hold too"
+                self._find(_file_of(seq), what, "the first of each counts")
+        if away:
+            records = sum(commit.entry.count for commit in away.values())
+            self._find(
+                SHARDS,
+                f"lacks {number(len(away))} shards of {number(records)} records that are in S3 only",
+                "nothing needs them here; `genpipe export` fetches them",
+                is_problem=False,
+            )
+
+    def _look_at_all(
+        self, contents: Contents, uploads: dict[int, Commit], progress: Progress, threads: int
+    ) -> int:
+        """Look at every shard, a few at once: how many bytes they have."""
+        size_bytes = 0
+        total_bytes = sum(shard.size_bytes for shard in contents.shards or ())
+        sent = {commit.entry.seq: commit.entry for commit in uploads.values()}
+        held = (self._held(shard, entry) for shard, entry in contents.pairs())
+        looks = in_turn(look_at, held, threads)
+        for (shard, entry), seen in zip(contents.pairs(), looks, strict=True):
+            self._findings += seen.findings
+            self._take(seen)
+            if not (entry is not None and shard.seq in sent and sent[shard.seq].says_the_same(entry)):
+                self._unsent.append(auditing.Unsent.of(shard, entry, seen))
+            size_bytes += seen.size_bytes
+            progress(size_bytes, total_bytes)
+        return size_bytes
+
+    def _held(self, shard: ShardFile, entry: Entry | None) -> Held:
+        return Held(
+            file=f"{SHARDS}/{shard.name}",
+            size_bytes=shard.size_bytes,
+            entry=entry,
+            is_open=shard.is_open,
+            read=partial(read_shard, self._files, self._folder, shard),
+        )
+
+    def _check_sent(self, uploads: dict[int, Commit]) -> None:
+        """What is in the object store, and what is not yet."""
+        found = auditing.of_numbers(self._unsent, uploads.values())
+        self._findings += found.values()
+        stale = set(found)
+        committed: set[int] = set()
+        if self._remote is not None:
+            try:
+                audit = auditing.against_store(
+                    self._remote.open(),
+                    run_id=self._run_id,
+                    uploads=uploads,
+                    manifest=lambda: Manifest.decode(self._read(MANIFEST) or b"").listed,
+                    unsent=self._unsent,
+                )
+            except (ConfigError, ObjectStoreError) as error:
+                then = "see to the store, and verify again"
+                self._find(self._remote.uri, f"S3 was not looked at: {error}", then)
+            else:
+                self._findings += audit.findings
+                committed = audit.committed
+                stale |= audit.stale
+        pending = [
+            one.file
+            for one in self._unsent
+            if not one.shard.is_open and one.shard.seq not in committed and one.file not in stale
+        ]
+        if pending:
+            is_over = last_report(self._files, self._folder).get("state") == "done"
+            self._find(
+                pending[0],
+                "is not known to be in S3"
+                + (f", nor are {len(pending) - 1} more sealed shards" if len(pending) > 1 else ""),
+                "start the same command again, which uploads what is there",
+                is_problem=is_over,
+                in_flight=True,
+            )
 
     def _find(self, file: str, what: str, then: str, **kind: bool) -> None:
         self._findings.append(Finding(file=file, what=what, then=then, **kind))
@@ -158,11 +252,11 @@ class _Look:
         with blaming(path, "read"):
             return self._files.read(path) if self._files.exists(path) else None
 
-    def _check_manifest(self, contents: Contents) -> None:
+    def _check_manifest(self, contents: Contents, away: dict[int, Commit]) -> None:
         """Its own lines, and whether it lists the shards that there are."""
         data = contents.manifest_data
         listed, bad_count = contents.manifest.listed, contents.manifest.bad_count
-        sealed = {shard.seq for shard in contents.shards or () if not shard.is_open}
+        sealed = contents.sealed
         if data is None and sealed:
             self._find(MANIFEST, "is missing", "a start makes it again from the shards")
             return
@@ -177,7 +271,7 @@ class _Look:
             )
         if contents.shards is None:
             return
-        for seq in sorted(listed.keys() - sealed):
+        for seq in sorted(listed.keys() - sealed - away.keys()):
             self._find(
                 _file_of(seq),
                 f"is gone, with {listed[seq].count} records",
@@ -204,7 +298,7 @@ class _Look:
                     "put the shards back (is a disk not mounted?): there is nothing to repair from",
                 )
             return
-        sealed = {shard.seq for shard in contents.shards if not shard.is_open}
+        sealed = contents.sealed
         is_open = [shard for shard in contents.shards if shard.is_open]
         for shard in is_open:
             if shard.seq in sealed:
@@ -213,25 +307,8 @@ class _Look:
         for shard in is_open[:-1]:
             self._find(f"{SHARDS}/{shard.name}", "is open and not the newest shard", "a start seals it")
 
-    def _looks(self, contents: Contents, threads: int) -> Iterator[_Seen]:
-        """What each shard holds, in order; a few are looked at at once, and no more are kept."""
-        with ThreadPoolExecutor(threads, thread_name_prefix="genpipe-verify") as pool:
-            ahead: deque[Future[_Seen]] = deque()
-            for shard, entry in contents.pairs():
-                if len(ahead) > threads:
-                    yield ahead.popleft().result()
-                ahead.append(pool.submit(_look_at, self._files, self._folder, shard, entry))
-            while ahead:
-                yield ahead.popleft().result()
-
-    def _take(self, seen: _Seen) -> None:
-        """Count a shard's records; those that a shard before it has are doubled."""
-        done = self._done
-        doubled = len(seen.indices) - sum(map(done.add, seen.indices))
-        for first, last in seen.ranges:
-            doubled += done.count_between(first, last + 1)
-            done.add_range(first, last)
-        if doubled:
+    def _take(self, seen: Seen) -> None:
+        if doubled := self._doubles.take(seen.ranges, seen.indices):
             self._find(
                 seen.file,
                 f"holds {doubled} records of prompts that stand before them, in it or in an earlier shard",
@@ -246,10 +323,10 @@ class _Look:
 
     def _check_done_indices(self, data: bytes | None) -> None:
         if data is None:
-            if len(self._done):
+            if len(self._doubles.done):
                 self._find(DONE_INDICES, "is missing", "a start makes it again from the shards")
             return
-        difference = done_indices.difference(data, self._done)
+        difference = done_indices.difference(data, self._doubles.done)
         if difference is None:
             return
         # Half a line at its end is what a kill leaves.
@@ -284,37 +361,3 @@ class _Look:
 
 def _file_of(seq: int) -> str:
     return f"{SHARDS}/{shard_name(seq, is_open=False)}"
-
-
-def _look_at(files: Files, folder: Path, shard: ShardFile, entry: Entry | None) -> _Seen:
-    """Read one shard and hold it against its entry. Runs in a thread, and shares nothing."""
-    file = f"{SHARDS}/{shard.name}"
-    try:
-        data = read_shard(files, folder, shard)
-    except OSError as error:
-        problem = Finding(
-            file=file,
-            what=f"cannot be read: {error.strerror or error}",
-            then="see to the disk (or its permissions)",
-        )
-        return _Seen(file=file, size_bytes=0, ranges=[], indices=[], findings=[problem])
-    is_as_sealed = entry is not None and entry.covers(data)
-    if entry is not None and is_as_sealed:
-        # The bytes that were sealed, whose checksums were right then.
-        indices = lines.indices_of(data)
-        if indices is not None and sorted(indices) == list(entry.indices()):
-            return _Seen(file=file, size_bytes=len(data), ranges=entry.ranges, indices=[], findings=[])
-    found = scan(data)
-    by = "a start" if shard.is_open else "--repair"
-    is_as_listed = entry is not None and sorted(found.indices) == list(entry.indices())
-    findings = []
-    if entry is not None and not (is_as_sealed and is_as_listed):
-        findings += of_entry(file, found, entry, is_as_sealed=is_as_sealed)
-    findings += of_bytes(file, found, by=by, in_flight=shard.is_open)
-    return _Seen(
-        file=file,
-        size_bytes=len(data),
-        ranges=entry.ranges if entry is not None and is_as_listed else [],
-        indices=[] if is_as_listed else found.indices,
-        findings=findings,
-    )

@@ -69,12 +69,34 @@ def status(progress: dict[str, Any], *, note: str | None = None, alive: bool = T
             f"answers   {wording.number(quality['empty'])} empty, "
             f"{wording.number(quality['cut'])} cut off at the length limit"
         )
+    if progress["s3"]:
+        lines += _uploads(progress["s3"], on=on)
     if progress["last_error"]:
         error = f"{progress['last_error']} (the last one)"
         folded = textwrap.wrap(error, WIDTH, initial_indent="error     ", subsequent_indent=" " * 10)
         lines += folded[:ERROR_LINES_MAX]
     lines += ["", *slot_time(progress["slot_time"]), "", *servers(progress["servers"])]
     return "\n".join(_fitting(line) for line in lines)
+
+
+def _uploads(s3: dict[str, Any], *, on: bool) -> list[str]:
+    """How the uploads are."""
+    text = f"s3        {wording.number(s3['uploaded'])} shards are in {s3['uri']}"
+    if s3["waiting"]:
+        text += f", {wording.number(s3['waiting'])} wait"
+    if s3["failed"]:
+        text += f" ({wording.number(s3['failed'])} failed, and are tried again)"
+    if on and s3["tail_age_s"] is not None:
+        text += f"; what is not sealed: {wording.duration(s3['tail_age_s'])} ago"
+    if not s3["conditional"]:
+        text += "; this store lets two drivers overwrite each other"
+    lines = textwrap.wrap(text, WIDTH, subsequent_indent=" " * 10)
+    if s3["last_error"] and s3["waiting"]:
+        ago = wording.duration(s3["last_error_age_s"])
+        error = f"{s3['last_error']} ({ago} ago; {wording.number(s3['retries'])} tries failed in all)"
+        folded = textwrap.wrap(error, WIDTH, initial_indent=" " * 10, subsequent_indent=" " * 10)
+        lines += folded[:ERROR_LINES_MAX]
+    return lines
 
 
 def _clock(moment: str) -> str:

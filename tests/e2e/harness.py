@@ -116,7 +116,9 @@ class Running:
 
 
 @contextmanager
-def running(*args: object, err: Path, command: Sequence[str] = GENPIPE) -> Iterator[Running]:
+def running(
+    *args: object, err: Path, command: Sequence[str] = GENPIPE, env: dict[str, str] | None = None
+) -> Iterator[Running]:
     """A command under way; whatever happens, it has ended afterwards."""
     with open(err, "ab") as err_file:
         began_s = time.monotonic()
@@ -125,6 +127,7 @@ def running(*args: object, err: Path, command: Sequence[str] = GENPIPE) -> Itera
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=err_file,
+            env=env,
         )
     try:
         yield Running(process, err, began_s)
@@ -404,6 +407,13 @@ def progress(folder: Path) -> dict[str, Any] | None:
         data: dict[str, Any] = json.loads((folder / "progress.json").read_bytes())
     except FileNotFoundError:
         return None
+    return data
+
+
+def report(folder: Path) -> dict[str, Any]:
+    """``progress.json``, which is there by now."""
+    data = progress(folder)
+    assert data is not None
     return data
 
 

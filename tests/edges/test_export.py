@@ -15,6 +15,7 @@ from genpipe.edges import export as exporting
 from genpipe.edges import lines
 from genpipe.edges.export import export_to_file, export_to_stream
 from genpipe.edges.files import OsFiles
+from genpipe.edges.folder_shelf import FolderShelf
 from genpipe.edges.lock import FolderLock
 from genpipe.edges.store import Store
 from tests.edges.samples import WALL, answer, finished, group
@@ -59,8 +60,8 @@ def export(folder, out=None, *, warnings=None, force=False, files=None, **sizes)
     told: list[str] = []
     try:
         return export_to_file(
-            folder,
-            files or OsFiles(),
+            FolderShelf(folder, files or OsFiles()),
+            OsFiles(),
             out,
             force=force,
             warn=told.append,
@@ -332,7 +333,9 @@ def test_a_stream_gets_the_same_bytes_and_its_temporary_files_are_removed(folder
     (tmp_path / "tmp").mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
     stream = io.BytesIO()
-    exported = export_to_stream(folder, OsFiles(), stream, warn=pytest.fail, progress=lambda *_: None)
+    exported = export_to_stream(
+        FolderShelf(folder, OsFiles()), stream, warn=pytest.fail, progress=lambda *_: None
+    )
     export(folder)
 
     assert exported.records == 11
@@ -347,7 +350,9 @@ def test_a_stream_that_refuses_ends_the_export(folder, code, kind):
             raise OSError(code, os.strerror(code))
 
     with pytest.raises((BrokenPipeError, StoreError)) as caught:
-        export_to_stream(folder, OsFiles(), Refusing(), warn=pytest.fail, progress=lambda *_: None)
+        export_to_stream(
+            FolderShelf(folder, OsFiles()), Refusing(), warn=pytest.fail, progress=lambda *_: None
+        )
 
     assert type(caught.value) is kind
 
@@ -355,7 +360,7 @@ def test_a_stream_that_refuses_ends_the_export(folder, code, kind):
 def test_buckets_are_removed_as_soon_as_they_were_taken_from(folder, tmp_path):
     place = tmp_path / "place"
     place.mkdir()
-    records = exporting.Records(folder, OsFiles(), place, warn=pytest.fail, bucket_indices=2)
+    records = exporting.Records(FolderShelf(folder, OsFiles()), place, warn=pytest.fail, bucket_indices=2)
     records.gather(lambda *_: None)
     left = [len(list(place.iterdir())) for _ in records.in_order()]
 
@@ -368,7 +373,7 @@ def test_few_records_are_in_memory_on_their_way_to_the_buckets(folder, tmp_path)
     place.mkdir()
     waiting: list[int] = []
     records = exporting.Records(
-        folder, OsFiles(), place, warn=pytest.fail, bucket_indices=1 << 16, buffer_bytes=2000
+        FolderShelf(folder, OsFiles()), place, warn=pytest.fail, bucket_indices=1 << 16, buffer_bytes=2000
     )
     records.gather(lambda *_: waiting.append(records._waiting_bytes))
 
@@ -382,8 +387,9 @@ def test_a_file_that_comes_to_be_there_meanwhile_is_not_replaced(folder, tmp_pat
     def progress(done_bytes, total_bytes):
         out.write_text("mine")
 
+    shelf = FolderShelf(folder, OsFiles())
     with pytest.raises(ConfigError, match="exists"):
-        export_to_file(folder, OsFiles(), out, force=False, warn=pytest.fail, progress=progress)
+        export_to_file(shelf, OsFiles(), out, force=False, warn=pytest.fail, progress=progress)
 
     assert out.read_text() == "mine"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mine.jsonl", "run"]

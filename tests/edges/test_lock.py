@@ -611,3 +611,23 @@ def test_a_look_at_the_lock_turns_nobody_away(tmp_path):
     timer.start()
     FolderLock.take(tmp_path, started_at="now", warn=pytest.fail).release()
     timer.join()
+
+
+def test_a_claim_knows_how_the_one_before_it_signed(tmp_path):
+    first = take(tmp_path)
+    first.release()
+    second = take(tmp_path)
+    second.release()
+
+    assert (first.previous, first.previous_nonce) == ({}, None)
+    assert (second.previous["nonce"], second.previous["epoch"]) == (first.nonce, 1)
+    assert second.previous_nonce == first.nonce
+
+
+@pytest.mark.parametrize("text", [b"", b"[]", b'{"nonce":7}', b"\0" * 99])
+def test_what_cannot_be_read_of_the_claim_before_names_nobody(tmp_path, text):
+    (tmp_path / ".lock").write_bytes(text)
+    lock = take(tmp_path)
+    lock.release()
+
+    assert lock.previous_nonce is None

@@ -7,19 +7,22 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from random import Random
 
 import pytest
 
-from genpipe.core.errors import DiskFull, StoreError
+from genpipe.core.errors import DiskFull, Fenced, StoreError
 from genpipe.edges import lines
 from genpipe.edges.files import OsFiles
+from genpipe.edges.record import encode_finished
 from genpipe.edges.recovery import Recovery
-from genpipe.edges.shards import Tally
+from genpipe.edges.s3.commits import Commit, encode_all
+from genpipe.edges.shards import Entry, Tally
 from genpipe.edges.store import Store
 from tests.edges import audit
 from tests.edges.audit import FOLDER
 from tests.edges.memory_files import MemoryFiles, PowerLoss
-from tests.edges.samples import WALL, given_up, group
+from tests.edges.samples import WALL, finished, given_up, group
 
 SHARDS = FOLDER / "shards"
 SEALED = [SHARDS / "part-000000.jsonl", SHARDS / "part-000001.jsonl"]
@@ -733,3 +736,375 @@ def test_a_deep_recovery_that_loses_power_at_any_step_loses_no_record(files):
             recover(after, deep=True)
             assert set(audit.counts(after)) == set(range(10))
             sound_after(after)
+
+
+# Shards that are in S3, by what uploads.jsonl says of them.
+
+UPLOADS = FOLDER / "uploads.jsonl"
+RESTORED = FOLDER / "restored.jsonl"
+
+
+def line(index) -> bytes:
+    return encode_finished(finished(index), WALL, None)
+
+
+def entry_of(seq, *rows) -> Entry:
+    return Tally.of(map(line, rows)).entry(seq, 1)
+
+
+def commits(*entries) -> bytes:
+    return encode_all(
+        Commit(
+            number=number,
+            run_id="r" * 32,
+            entry=entry,
+            key=f"w00/shards/{entry.seq}",
+            object_bytes=1,
+            epoch=1,
+            nonce="ab",
+        )
+        for number, entry in enumerate(entries)
+    )
+
+
+def start(files, **options) -> tuple[Store, list[str]]:
+    """Start and close; whatever was there before, all is as it must be after a start."""
+    warnings: list[str] = []
+    store = Store.open(FOLDER, files, shard_records=4, wall=WALL, warn=warnings.append, **options)
+    store.close()
+    away = [
+        commit.entry
+        for commit in map(Commit.decode, files.read(UPLOADS).splitlines(keepends=True))
+        if commit is not None and f"part-{commit.entry.seq:06d}.jsonl" not in files.sizes(SHARDS)
+    ]
+    here = audit.counts(files)
+    there = [index for entry in away for index in entry.indices()]
+    assert max(here.values(), default=1) == 1
+    assert not set(here) & set(there)
+    assert sorted(audit.listed(files)) == list(store.done) == sorted([*here, *there])
+    assert store.sums.records == len(store.done)
+    assert store.sums.output_tokens == sum(10 + index for index in store.done)
+    sealed = {name for name in audit.records(files) if not name.endswith(".open")}
+    entries = audit.manifest(files)
+    assert {entry["file"] for entry in entries.values()} == sealed | {
+        f"part-{entry.seq:06d}.jsonl" for entry in away
+    }
+    for entry in entries.values():
+        assert entry["sums"]["output_tokens"] == sum(
+            10 + index for first, last in entry["indices"] for index in range(first, last + 1)
+        )
+    assert not files.exists(RESTORED)
+    assert len(audit.records(files)) - len(sealed) <= 1
+    return store, warnings
+
+
+def silent(files) -> Store:
+    """A start that has nothing left to say."""
+    store, warnings = start(files)
+    assert warnings == []
+    return store
+
+
+@pytest.fixture
+def away() -> MemoryFiles:
+    """A folder that knows of two shards in S3 and has nothing else."""
+    files = MemoryFiles([FOLDER])
+    files.put(UPLOADS, commits(entry_of(0, 0, 1, 2, 3), entry_of(1, 9, 5, 6, 7)))
+    return files
+
+
+def test_shards_that_are_elsewhere_are_done_listed_and_missed_by_nobody(away):
+    store = silent(away)
+
+    assert list(store.done) == [0, 1, 2, 3, 5, 6, 7, 9]
+    assert store.unsent == []
+    assert list(away.sizes(SHARDS)) == ["part-000002.jsonl.open"]
+    assert silent(away).done == store.done
+
+
+def test_a_folder_that_needs_no_shards_of_its_own_is_not_taken_for_one_that_lost_them(away):
+    store = Store.open(FOLDER, away, shard_records=4, wall=WALL, warn=pytest.fail)
+    store.seal_last()
+    store.close()
+    assert away.sizes(SHARDS) == {}
+    silent(away)
+    away.remove(SHARDS)
+    away.put(FOLDER / "segments.jsonl", lines.encode(b'{"segment":1'))
+
+    assert len(silent(away).done) == 8
+
+
+@pytest.mark.parametrize("what", ["manifest", "done_indices"])
+def test_a_folder_whose_own_shards_are_gone_is_still_refused(away, what):
+    store = Store.open(FOLDER, away, shard_records=4, wall=WALL, warn=pytest.fail)
+    store.commit(group(*range(20, 26) if what == "manifest" else [20, 21]))
+    store.close()
+    away.remove(SHARDS)
+    away.remove(FOLDER / (".done_indices" if what == "manifest" else "manifest.jsonl"))
+
+    with pytest.raises(StoreError, match="is gone"):
+        start(away)
+
+
+def test_the_next_number_is_beyond_all_that_was_listed_found_or_committed(away):
+    away.put(UPLOADS, commits(entry_of(0, 0), entry_of(7, 1)))
+    silent(away)
+    assert list(away.sizes(SHARDS)) == ["part-000008.jsonl.open"]
+    away.put(MANIFEST, away.read(MANIFEST) + entry_of(11, 30).encode())
+    store, warnings = start_with_lost(away)
+
+    assert ["part-000011.jsonl is gone" in warning for warning in warnings] == [True]
+    assert list(away.sizes(SHARDS)) == ["part-000012.jsonl.open"]
+    assert list(store.done) == [0, 1]
+
+
+def start_with_lost(files) -> tuple[Store, list[str]]:
+    warnings: list[str] = []
+    store = Store.open(FOLDER, files, shard_records=4, wall=WALL, warn=warnings.append)
+    store.close()
+    return store, warnings
+
+
+def test_a_shard_of_the_folder_that_is_gone_is_no_loss_where_s3_has_it(files):
+    files.put(UPLOADS, commits(entry_of(0, 0, 1, 2, 3)))
+    files.remove(SEALED[0])
+    store = silent(files)
+
+    assert list(store.done) == list(range(11))
+    assert [entry.seq for entry in store.unsent] == [1]
+
+
+def test_without_any_uploads_all_sealed_shards_are_unsent_and_empty_ones_are_not_worth_it(files):
+    files.put(SHARDS / "part-000000.jsonl", b"")
+    store, _ = reopen(files)
+
+    assert [entry.seq for entry in store.unsent] == [1]
+
+
+def test_a_damaged_list_of_uploads_is_told_of_and_half_a_line_is_not(files):
+    whole = commits(entry_of(0, 0, 1, 2, 3), entry_of(1, 4, 5, 6, 7))
+    files.put(UPLOADS, whole[:-9])
+    assert [entry.seq for entry in silent(files).unsent] == [1]
+    files.put(UPLOADS, whole.replace(b'"number":0', b'"number":7'))
+    store, warnings = start(files)
+
+    assert [str(UPLOADS) in warning for warning in warnings] == [True]
+    assert [entry.seq for entry in store.unsent] == [0]
+
+
+def test_two_commits_that_overlap_count_each_prompt_once(away):
+    whole = commits(entry_of(0, 0, 1), entry_of(1, 1, 2), entry_of(0, 0, 1), entry_of(0, 5, 6))
+    away.put(UPLOADS, whole)
+    warnings: list[str] = []
+    store = Store.open(FOLDER, away, shard_records=4, wall=WALL, warn=warnings.append)
+    store.close()
+
+    assert list(store.done) == [0, 1, 2, 5, 6]
+    assert (store.sums.records, store.sums.usage_unknown) == (5, 1)
+    assert audit.manifest(away)[0]["indices"] == [[0, 1]]
+    assert warnings == []
+
+
+def test_a_sealed_shard_that_s3_has_under_another_number_is_behind(files):
+    files.put(UPLOADS, commits(entry_of(5, 0, 1, 2, 3)))
+
+    with pytest.raises(Fenced, match=r"part-000000\.jsonl are not.*4 of their 4"):
+        start(files)
+
+
+def test_a_refused_start_has_changed_nothing_and_opened_nothing(files):
+    files.put(UPLOADS, commits(entry_of(1, 20, 21)))
+    files.put(OPEN, files.read(OPEN)[:-5])
+    files.put(FOLDER / "x.tmp", b"")
+    files.put(RESTORED, line(30))
+    files.remove(MANIFEST)
+    begin = len(files.log)
+
+    with pytest.raises(Fenced) as caught:
+        start(files)
+    assert str(FOLDER) in str(caught.value)
+    assert "S3 has 0 of their 4 records" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert (files.log[begin:], files.open_count) == ([], 0)
+
+
+def test_many_shards_that_fell_behind_are_told_of_in_one_line(away):
+    silent(away)
+    for seq in range(20, 40):
+        away.put(SHARDS / f"part-{seq:06d}.jsonl", line(seq) + line(9) + line(seq + 100))
+    away.put(MANIFEST, away.read(MANIFEST))
+
+    with pytest.raises(Fenced, match=r"and 15 more are not.* 20 of their 60 records"):
+        start(away)
+
+
+@pytest.mark.parametrize("damage", [lambda data: data + b"more", lambda data: data + data[:40]])
+def test_bytes_behind_a_shard_that_was_sent_are_cut_off_as_ever(files, damage):
+    files.put(UPLOADS, commits(entry_of(0, 0, 1, 2, 3)))
+    files.put(SEALED[0], damage(files.read(SEALED[0])))
+    store, warnings = start(files)
+
+    assert len(warnings) == 1
+    assert "behind" in warnings[0]
+    assert [entry.seq for entry in store.unsent] == [1]
+
+
+def test_an_open_twin_of_a_shard_that_was_sent_gets_a_number_of_its_own_as_ever(files):
+    files.put(UPLOADS, commits(entry_of(0, 0, 1, 2, 3), entry_of(1, 4, 5, 6, 7)))
+    files.put(SHARDS / "part-000001.jsonl.open", line(30))
+    store, warnings = start(files)
+
+    assert "sealed twin" in warnings[0]
+    assert 30 in store.done
+    assert "part-000003.jsonl.open" in files.sizes(SHARDS)
+
+
+def test_an_open_shard_that_s3_has_as_it_is_is_sealed(files):
+    files.put(UPLOADS, commits(entry_of(2, 8, 9, 10)))
+    store = silent(files)
+
+    assert OPEN.name.removesuffix(".open") in files.sizes(SHARDS)
+    assert [entry.seq for entry in store.unsent] == [0, 1]
+
+
+# Records that were brought from the tail of another machine.
+
+
+def test_restored_records_go_on_with_the_shard_that_grows_and_fill_the_next(files):
+    files.put(UPLOADS, commits(entry_of(7, 20, 21, 22, 23)))
+    files.put(RESTORED, b"".join(map(line, [9, 30, 21, 31, 30, 32, 33, 34, 35, 36, 37])))
+    store = silent(files)
+
+    assert list(store.done) == [*range(11), 20, 21, 22, 23, *range(30, 38)]
+    assert [entry.seq for entry in store.unsent] == [0, 1, 2, 8]
+    assert {name: len(part) for name, part in audit.records(files).items()} == {
+        "part-000000.jsonl": 4,
+        "part-000001.jsonl": 4,
+        "part-000002.jsonl": 3,
+        "part-000008.jsonl": 4,
+        "part-000009.jsonl.open": 4,
+    }
+
+
+def test_restored_records_that_fit_are_appended_and_the_shard_goes_on_growing(files):
+    files.put(UPLOADS, b"")
+    files.put(RESTORED, line(30))
+    store = Store.open(FOLDER, files, shard_records=4, wall=WALL, warn=pytest.fail)
+    store.commit(group(31))
+    store.seal_last()
+    store.close()
+
+    assert [record["index"] for record in audit.records(files)["part-000002.jsonl"]] == [8, 9, 10, 30]
+    assert [record["index"] for record in audit.records(files)["part-000003.jsonl"]] == [31]
+    assert silent(files).sums.output_tokens == sum(10 + index for index in (*range(11), 30, 31))
+
+
+def test_restored_lines_that_do_not_count_are_told_of_and_left_out(away):
+    away.put(RESTORED, line(30)[:-9] + b"\n" + line(31))
+    store, warnings = start(away)
+
+    assert 31 in store.done
+    assert 30 not in store.done
+    assert [str(RESTORED) in warning for warning in warnings] == [True]
+
+
+@pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC])
+@pytest.mark.parametrize("step", ["write", "sync"])
+def test_restored_records_that_the_disk_refuses_wait_for_the_next_start(away, step, error):
+    away.put(RESTORED, line(30) + line(31))
+    away.refuse[step, "part-000002.jsonl.open"] = error
+    with pytest.raises(StoreError):
+        start(away)
+    assert away.open_count == 0
+    assert away.exists(RESTORED)
+    away.refuse.clear()
+    for after in (away.kill(), away.crash()):
+        assert {30, 31} <= set(silent(after).done)
+
+
+def killed_at_each_step(files, act, *, acts_again=None) -> int:
+    """Let the power go, and a kill come, before each step; a start after that finds every record once."""
+    whole = files.kill()
+    act(whole)
+    expected = silent(whole).done
+    steps = len(whole.log)
+    tried = 0
+    for step in range(steps):
+        cut = files.kill()
+        cut.stop_before = step
+        try:
+            act(cut)
+        except PowerLoss:
+            tried += 1
+        for after in (cut.kill(), cut.crash(), *(cut.crash(Random(seed)) for seed in range(4))):
+            (acts_again or act)(after)
+            assert silent(after).done == expected
+            assert silent(after).done == expected
+    return tried
+
+
+def test_a_kill_at_any_step_of_a_start_takes_each_restored_record_in_once(files):
+    files.put(UPLOADS, commits(entry_of(7, 20, 21, 22, 23), entry_of(0, 0, 1, 2, 3)))
+    files.remove(SEALED[0])
+    files.put(OPEN, files.read(OPEN)[:-9])
+    files.put(RESTORED, b"".join(map(line, [9, 30, 21, 31, 10, 32, 33, 34, 35, 36, 37, 38])))
+    files.put(DONE_INDICES, b"1\n2")
+
+    def act(disk):
+        disk.write_max = 700
+        start(disk)
+
+    assert killed_at_each_step(files, act) > 40
+
+
+def test_a_kill_at_any_step_of_a_new_machines_first_start_costs_nothing(away):
+    away.put(RESTORED, b"".join(map(line, range(30, 36))))
+
+    assert killed_at_each_step(away, start) > 15
+
+
+def test_a_kill_at_any_step_of_a_repair_of_an_overtaken_folder_costs_nothing(files):
+    files.put(
+        UPLOADS,
+        commits(entry_of(0, 3, 2, 1, 40), entry_of(1, 41, 42), entry_of(3, 9, 43, 44), entry_of(4, 4)),
+    )
+    files.put(RESTORED, line(50) + line(40) + line(8))
+
+    def act(disk):
+        recover(disk, deep=True)
+
+    def start_or_repair(disk):
+        try:
+            start(disk)
+        except Fenced:
+            act(disk)
+
+    assert killed_at_each_step(files, act, acts_again=act) > 40
+    assert killed_at_each_step(files, act, acts_again=start_or_repair) > 40
+    act(files)
+    store = silent(files)
+    assert list(store.done) == [*range(11), *range(40, 45), 50]
+    assert max(audit.manifest(files)) > 4
+    quarantine = FOLDER / "quarantine"
+    kept = b"".join(files.read(quarantine / name) for name in files.sizes(quarantine) if "part" in name)
+    assert sorted(record["index"] for record in audit.whole_lines(kept)) == [1, 2, 3, 4, 9]
+
+
+def test_a_deep_recovery_of_a_folder_that_s3_knows_changes_nothing_and_says_nothing(files):
+    files.put(UPLOADS, commits(entry_of(0, 0, 1, 2, 3), entry_of(1, 4, 5, 6, 7), entry_of(9, 30)))
+    silent(files)
+    paths = [MANIFEST, DONE_INDICES, *(SHARDS / name for name in files.sizes(SHARDS))]
+    before = [files.read(path) for path in paths]
+
+    assert recover(files, deep=True) == []
+    assert [files.read(path) for path in paths] == before
+
+
+def test_a_deep_recovery_keeps_what_is_elsewhere_in_the_manifest_and_forgets_what_is_gone(files):
+    files.put(UPLOADS, commits(entry_of(0, 0, 1, 2, 3)))
+    files.remove(SEALED[0])
+    files.remove(SEALED[1])
+    recover(files, deep=True)
+
+    assert list(audit.manifest(files)) == [0]
+    assert list(silent(files).done) == [0, 1, 2, 3, 8, 9, 10]

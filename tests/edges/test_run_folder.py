@@ -343,3 +343,116 @@ def test_a_damaged_history_is_said_and_does_not_stop_the_run(tmp_path):
 
     assert folder.segment == 3
     assert [str(path) in warning for warning in warnings] == [True]
+
+
+# A run that is kept elsewhere, too.
+
+
+class Elsewhere:
+    """Says what it is told to, and notes what it sees of the folder."""
+
+    name = "s3://bucket/run"
+
+    def __init__(self, *, run=None, error=None, fails_at="") -> None:
+        self.run = run
+        self.error = error
+        self.fails_at = fails_at
+        self.had_segments = True
+        self.asked: list[tuple[object, ...]] = []
+
+    def agree(self, run, *, is_new):
+        self.asked.append(("agree", run["run_id"], is_new))
+        if self.fails_at == "agree":
+            raise self.error
+        return self.run or run
+
+    def take_over(self, path, lock):
+        run = json.loads((path / "run.json").read_bytes())
+        self.asked.append(("take_over", run["run_id"], lock.nonce, lock.previous_nonce))
+        # What is brought must be there before it is opened.
+        self.had_segments = (path / "segments.jsonl").exists()
+        if self.fails_at == "take_over":
+            raise self.error
+
+
+def claim_with(path, elsewhere, **changes):
+    return RunFolder.open(
+        path,
+        identity(**changes),
+        OsFiles(),
+        allow_changed=False,
+        now_text=NOW,
+        warn=pytest.fail,
+        elsewhere=elsewhere,
+    )
+
+
+def test_a_new_run_is_agreed_upon_before_it_is_written_and_taken_over_after(tmp_path):
+    elsewhere = Elsewhere()
+    folder = claim_with(tmp_path, elsewhere)
+    folder.close()
+
+    assert elsewhere.asked == [
+        ("agree", folder.run_id, True),
+        ("take_over", folder.run_id, folder.nonce, None),
+    ]
+    assert not elsewhere.had_segments
+    assert folder.is_new
+    assert folder.previous_nonce is None
+
+
+def test_a_folder_that_has_a_run_says_so_and_whose_claim_came_before(tmp_path):
+    first = claim(tmp_path)
+    first.close()
+    elsewhere = Elsewhere()
+    second = claim_with(tmp_path, elsewhere)
+    second.close()
+
+    assert elsewhere.asked == [
+        ("agree", first.run_id, False),
+        ("take_over", first.run_id, second.nonce, first.nonce),
+    ]
+    assert second.previous_nonce == first.nonce != second.nonce
+    assert not second.is_new
+
+
+def test_a_run_that_is_elsewhere_is_adopted_as_it_is(tmp_path):
+    claim(tmp_path / "a", shard_records=7).close()
+    run = json.loads((tmp_path / "a" / "run.json").read_bytes())
+    warnings: list[str] = []
+    folder = RunFolder.open(
+        tmp_path / "b", identity(), OsFiles(), allow_changed=False, now_text=NOW, warn=warnings.append,
+        elsewhere=Elsewhere(run=run),
+    )  # fmt: skip
+    folder.close()
+
+    assert (folder.run_id, folder.is_new, folder.shard_records) == (run["run_id"], False, 7)
+    assert (tmp_path / "b" / "run.json").read_bytes() == (tmp_path / "a" / "run.json").read_bytes()
+    assert ["s3://bucket/run has shards of 7" in warning for warning in warnings] == [True]
+
+
+def test_a_run_that_is_elsewhere_is_held_against_the_settings_and_not_written_where_they_differ(tmp_path):
+    claim(tmp_path / "a", settings={"model": "other"}).close()
+    elsewhere = Elsewhere(run=json.loads((tmp_path / "a" / "run.json").read_bytes()))
+
+    with pytest.raises(ResumeMismatch, match=r'the run in s3://bucket/run began.*model was "other"'):
+        claim_with(tmp_path / "b", elsewhere)
+    assert list(tree(tmp_path / "b")) == [".lock"]
+    assert [word for word, *_ in elsewhere.asked] == ["agree"]
+
+
+@pytest.mark.parametrize("at", ["agree", "take_over"])
+def test_a_place_elsewhere_that_refuses_leaves_a_folder_that_can_be_claimed(tmp_path, at):
+    error = Fenced("another has it")
+    with pytest.raises(Fenced, match="another has it"):
+        claim_with(tmp_path, Elsewhere(error=error, fails_at=at))
+    assert (tmp_path / "run.json").exists() == (at == "take_over")
+    claim(tmp_path).close()
+
+
+def test_settings_without_a_place_in_json_are_found_before_anybody_is_asked(tmp_path):
+    elsewhere = Elsewhere()
+
+    with pytest.raises(ConfigError, match="no place in JSON"):
+        claim_with(tmp_path, elsewhere, settings={"temperature": float("inf")})
+    assert elsewhere.asked == []

@@ -16,6 +16,7 @@ from genpipe.core.values import Group, Sums
 from genpipe.edges import lines, record
 from genpipe.edges import store as store_module
 from genpipe.edges.files import OsFiles
+from genpipe.edges.shards import Entry
 from genpipe.edges.store import Store
 from genpipe.edges.store_thread import StoreThread
 from tests.edges import audit
@@ -103,8 +104,8 @@ def test_failures_for_good_are_offered_again_when_asked_for():
 
 def test_a_full_shard_is_sealed_in_the_order_of_the_format():
     files = disk()
-    sealed = []
-    store = open_store(files, on_sealed=lambda path, line: sealed.append((path, line)), epoch=3)
+    sealed: list[Entry] = []
+    store = open_store(files, on_sealed=sealed.append, epoch=3)
     store.commit(group(0, 1, 2))
     begin = len(files.log)
     store.commit(group(9, 4, 5))
@@ -125,8 +126,8 @@ def test_a_full_shard_is_sealed_in_the_order_of_the_format():
         ("write", ".done_indices"),
     ]
     data = files.read(SHARDS / "part-000000.jsonl")
-    [(path, line)] = sealed
-    assert path == SHARDS / "part-000000.jsonl"
+    [told] = sealed
+    line = told.encode()
     assert line == files.read(FOLDER / "manifest.jsonl")
     entry = json.loads(lines.decode(line) or b"")
     assert (entry["seq"], entry["file"], entry["epoch"]) == (0, "part-000000.jsonl", 3)
@@ -134,8 +135,24 @@ def test_a_full_shard_is_sealed_in_the_order_of_the_format():
     assert (entry["count"], entry["indices"]) == (4, [[0, 2], [9, 9]])
     assert entry["sums"]["output_tokens"] == 10 + 11 + 12 + 19
     with pytest.raises(PermissionError):
-        files.open_append(path, new=False)
+        files.open_append(SHARDS / "part-000000.jsonl", new=False)
     store.close()
+
+
+def test_a_store_knows_what_was_sealed_and_not_sent_when_it_began():
+    files = disk()
+    sealed: list[Entry] = []
+    store = open_store(files, on_sealed=sealed.append)
+    store.commit(group(*range(9)))
+    assert store.unsent == []
+    store.seal_last()
+    store.close()
+    assert [entry.seq for entry in sealed] == [0, 1, 2]
+    again = open_store(files, on_sealed=sealed.append)
+    again.close()
+
+    assert [entry.encode() for entry in again.unsent] == [entry.encode() for entry in sealed]
+    assert len(sealed) == 3
 
 
 def test_a_group_of_several_shards_is_split_where_they_end():
@@ -653,7 +670,7 @@ def test_the_thread_does_the_work_in_order_and_closes_everything(tmp_path: Path)
 
     async def scenario():
         store = StoreThread(
-            open_store(OsFiles(), tmp_path, on_sealed=lambda *_: threads.add(threading.current_thread().name))
+            open_store(OsFiles(), tmp_path, on_sealed=lambda _: threads.add(threading.current_thread().name))
         )
         for start in range(0, 20, 3):
             await store.commit(group(*range(start, start + 3)))

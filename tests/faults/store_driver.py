@@ -22,6 +22,7 @@ from typing import cast
 from genpipe.core.errors import DiskFull, StoreError
 from genpipe.core.values import Group
 from genpipe.edges.files import Files, OsFiles
+from genpipe.edges.shards import shard_name
 from genpipe.edges.store import Store
 from tests.edges.samples import WALL, given_up, group
 from tests.faults.mutants import MUTANTS, ShortWrites
@@ -78,7 +79,7 @@ def run(folder: Path, files: Files, plan: Plan, ack: Callable[[bytes], None]) ->
         shard_records=plan.shard_records,
         wall=WALL,
         warn=warnings.append,
-        on_sealed=lambda path, _: ack(b"sealed %b\n" % path.name.encode()),
+        on_sealed=lambda entry: ack(b"sealed %b\n" % shard_name(entry.seq, is_open=False).encode()),
     )
     try:
         for planned in plan.groups():
