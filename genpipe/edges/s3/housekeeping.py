@@ -16,6 +16,9 @@ from genpipe.edges.s3.snapshots import Snapshots
 PROGRESS_EVERY_S = 1.0
 """An object that is put again and again may be put this often at most (seconds): stores throttle it."""
 
+FIRST_S = 2.0
+"""The first copy of ``progress.json`` is tried so often (seconds)."""
+
 _TRIES = 2
 
 
@@ -108,7 +111,8 @@ class Housekeeping:
                     tail_due_s = time.monotonic() + self._tail_s
                 if now_s >= progress_due_s:
                     self._put_progress()
-                    progress_due_s = time.monotonic() + self._progress_s
+                    # At the beginning there is no such file yet: the first is not waited for so long.
+                    progress_due_s = time.monotonic() + (self._progress_s if self._progress else FIRST_S)
                 self._tidy()
                 self._wake.wait(max(0.0, min(tail_due_s, progress_due_s) - time.monotonic()))
                 self._wake.clear()

@@ -25,6 +25,10 @@ from genpipe.edges.s3.troubles import Troubles
 from genpipe.edges.shards import SHARDS, Entry, shard_name
 
 
+WORKERS_END_S = 0.5
+"""Threads that put shards are waited for so long at the end, before they are abandoned (seconds)."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UploadSettings:
     """How the uploader goes about it.
@@ -230,7 +234,8 @@ class Uploader:
             release = self._thread("genpipe-s3-release", self._lease.release)
             release.start()
             _join([release], deadline_s)
-        _join([*self._workers, self._keeper], deadline_s)
+        # What is being put is of use only to a commit, and there will be none: nobody waits long for it.
+        _join([*self._workers, self._keeper], min(deadline_s, time.monotonic() + WORKERS_END_S))
         if self._uploads is not None and not self._writers[0].is_alive():
             self._uploads.close()
 
