@@ -8,7 +8,9 @@ import socket
 import sys
 import threading
 import time
+from base64 import b64encode
 from concurrent.futures import ThreadPoolExecutor
+from hashlib import md5
 from unittest.mock import Mock
 
 import pytest
@@ -126,11 +128,14 @@ def test_a_conditional_put_whose_reply_is_lost_finds_its_own_object(quick, make,
         ("TooManyRequests", "slow_down"),
         ("BadDigest", "broken"),
         ("RequestTimeout", "timeout"),
+        ("Overloaded", "slow_down"),
+        ("OutOfOrder", "broken"),
     ],
 )
 def test_what_passes_by_itself_is_waited_for(quick, make, proxy, code, kind):
     objects = make()
-    proxy.answer(code, status=400 if code in ("BadDigest", "RequestTimeout") else None, method="PUT", times=2)
+    status = {"BadDigest": 400, "RequestTimeout": 400, "Overloaded": 503, "OutOfOrder": 507}.get(code)
+    proxy.answer(code, status=status, method="PUT", times=2)
     objects.put("a", b"one", if_none_match=True)
 
     assert objects.troubles.counts() == {kind: 2}
@@ -322,12 +327,13 @@ def test_a_store_that_takes_no_more_bytes_costs_its_timeout(quick, moto, aws):
 
 
 def test_a_slow_line_that_keeps_moving_is_no_timeout(quick, make, proxy):
-    objects, data = make(timeout_s=1.5), bytes(30_000_000)
-    proxy.rate_bytes_per_s = 12_000_000
+    objects, data = make(timeout_s=2.5), bytes(30_000_000)
+    proxy.rate_bytes_per_s = 8_000_000
+    proxy.answer("OK", status=200, method="PUT", headers={"ETag": '"0"'}, body=b"")
     began_s = time.monotonic()
     objects.put("a", data, tries=1, verify=False)
 
-    assert time.monotonic() - began_s > 2.0
+    assert time.monotonic() - began_s > 3.0
     assert objects.troubles.total() == 0
 
 
@@ -351,6 +357,14 @@ def test_a_stop_ends_the_pause_and_nothing_is_tried_again(make, proxy, monkeypat
 
 
 # ---- what is stored is what was sent ----
+
+
+def test_a_put_is_signed_for_the_region_and_carries_the_md5_of_its_bytes(quick, make, proxy):
+    make(region="eu-west-3").put("a", b"one")
+    (put,) = proxy.seen("PUT")
+
+    assert "/eu-west-3/s3/aws4_request" in put.headers["authorization"]
+    assert put.headers["content-md5"] == b64encode(md5(b"one").digest()).decode()
 
 
 @pytest.mark.parametrize("is_md5", [False, True])
@@ -671,11 +685,42 @@ def test_a_copy_that_brings_nothing_more_ends(ranges, moto, proxy, tmp_path):
     assert not (tmp_path / "in.jsonl.part").exists()
 
 
+def replaced_at_the_second_read(moto, proxy, place):
+    """Says yes to all requests, and has the object replaced once its second range is asked for."""
+
+    def look(request):
+        if proxy.count("GET") == 2:
+            moto.write(place.prefix.removesuffix("/"), bytes(1_500_000))
+        return True
+
+    return look
+
+
 def test_an_object_that_is_replaced_during_the_copy_is_told_of(ranges, moto, proxy, tmp_path):
     place = object_of(moto, proxy, secrets.token_bytes(1_500_000))
-    key = place.prefix.removesuffix("/")
-    proxy.reset(method="GET", skip=1, times=1, when=lambda _: moto.write(key, bytes(1_500_000)) or True)
+    proxy.delay(0, method="GET", when=replaced_at_the_second_read(moto, proxy, place))
     with pytest.raises(ConfigError, match="was replaced while it was copied: start again"):
+        download(place, tmp_path / "in.jsonl")
+
+
+def test_a_replaced_object_is_also_told_of_where_conditions_are_ignored(ranges, moto, proxy, tmp_path):
+    place = object_of(moto, proxy, secrets.token_bytes(1_500_000))
+    proxy.strip_headers("if-match", method="GET", when=replaced_at_the_second_read(moto, proxy, place))
+    with pytest.raises(ConfigError, match="was replaced while it was copied: start again"):
+        download(place, tmp_path / "in.jsonl")
+
+    assert proxy.count("GET") == 2
+
+
+@pytest.mark.parametrize(
+    ("status", "begin", "words"),
+    [(206, 1_000_000, "500000 bytes of a range did not come"), (200, 0, "no ranges")],
+)
+def test_a_store_that_does_not_give_the_range_is_told_of(ranges, moto, proxy, tmp_path, status, begin, words):
+    place = object_of(moto, proxy, secrets.token_bytes(1_500_000))
+    headers = {"ETag": f'"{head(place).etag}"', "Content-Range": f"bytes {begin}-1499999/1500000"}
+    proxy.answer("OK", status=status, method="GET", skip=1, headers=headers, body=b"")
+    with pytest.raises(ConfigError, match=words):
         download(place, tmp_path / "in.jsonl")
 
 

@@ -171,8 +171,8 @@ class _Object:
             reply = self._client.get_object(
                 **self._at, Range=f"bytes={offset}-{last}", IfMatch=f'"{found.etag}"'
             )
-            self._demand_same(reply, found, offset)
             with closing(reply["Body"]) as body:
+                self._demand_same(reply, found, offset)
                 left = last + 1 - offset
                 while left > 0 and (block := body.read(min(left, BLOCK_BYTES))):
                     left -= len(block)
