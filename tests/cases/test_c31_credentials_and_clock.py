@@ -18,10 +18,8 @@ from tests.e2e.harness import (
     wait_for,
     write_prompts,
 )
-from tests.e2e.offsite import Stored, environment, moto, options
+from tests.e2e.offsite import Stored, environment, options
 from tests.s3.proxy import FaultProxy
-
-__all__ = ["moto"]
 
 OLD, NEW = "AKIAOLDOLDOLDOLDOLD1", "AKIANEWNEWNEWNEWNEW1"
 ROWS = 600

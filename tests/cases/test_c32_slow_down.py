@@ -1,12 +1,10 @@
 """A store that asks for fewer requests holds nobody up, and no object is put more often than is said."""
 
 from tests.e2e.harness import genpipe, report, run_command, servers, write_prompts
-from tests.e2e.offsite import Stored, environment, moto, options
+from tests.e2e.offsite import Stored, environment, options
 from tests.s3.proxy import FaultProxy
 
-__all__ = ["moto"]
-
-ROWS = 500
+ROWS = 300
 TEXTS = [f"Row {place} on a slow day." for place in range(ROWS)]
 
 
@@ -29,8 +27,8 @@ def test_a_third_of_all_puts_turned_away_for_a_while_delays_uploads_alone(tmp_pa
 
     assert ended.code == 0, ended.err
     stored.assert_whole(TEXTS)
-    assert len(stored.commits) == 100
-    assert commits > 100
-    assert state["s3"]["troubles"]["slow_down"] > 30
+    assert len(stored.commits) == ROWS / 5
+    assert commits > ROWS / 5
+    assert state["s3"]["troubles"]["slow_down"] > 20
     assert state["s3"]["retries"] >= state["s3"]["troubles"]["slow_down"]
     assert often <= 1

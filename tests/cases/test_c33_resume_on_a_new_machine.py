@@ -5,9 +5,7 @@ import shutil
 import pytest
 
 from tests.e2e.harness import asked_by_process, genpipe, row_of, run_command, servers, write_prompts
-from tests.e2e.offsite import Stored, environment, indices_of, options, weed
-
-__all__ = ["weed"]
+from tests.e2e.offsite import Stored, environment, indices_of, options
 
 PARTS, SHARD, MORE = 1_250, 5, 10
 TEXTS = [f"Row {place} of many small parts." for place in range(PARTS * SHARD + 3 * MORE)]

@@ -3,46 +3,19 @@
 import json
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
-import pytest
 import zstandard
 
 from genpipe.edges.s3.place import Place
 from tests.e2e.harness import row_of
 from tests.edges.audit import whole_lines
-from tests.s3.servers import Moto, Rclone, Server, Weed, missing
+from tests.s3.servers import Server
 
 QUICK = {"s3.lease_s": 2, "s3.tail_s": 1, "s3.progress_s": 1, "s3.timeout_s": 3, "s3.stop_s": 5}
 """Times as short as tests want them (seconds)."""
-
-
-def _server(kind: type[Server], folder: Path) -> Iterator[Server]:
-    if reason := missing(kind.program):
-        pytest.skip(reason)
-    with kind(folder) as server:
-        yield server
-
-
-@pytest.fixture(scope="session")
-def weed(tmp_path_factory):
-    """The store that keeps every promise."""
-    yield from _server(Weed, tmp_path_factory.mktemp("weed"))
-
-
-@pytest.fixture(scope="session")
-def rclone(tmp_path_factory):
-    """The store that ignores conditions."""
-    yield from _server(Rclone, tmp_path_factory.mktemp("rclone"))
-
-
-@pytest.fixture(scope="session")
-def moto(tmp_path_factory):
-    """The store in memory, which checks no keys."""
-    yield from _server(Moto, tmp_path_factory.mktemp("moto"))
 
 
 def environment(server: Server) -> dict[str, str]:

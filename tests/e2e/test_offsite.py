@@ -20,10 +20,8 @@ from tests.e2e.harness import (
     wait_for,
     write_prompts,
 )
-from tests.e2e.offsite import Stored, connection, environment, options, rclone, weed
+from tests.e2e.offsite import Stored, connection, environment, options
 from tests.s3.proxy import FaultProxy
-
-__all__ = ["rclone", "weed"]
 
 SPEED = ("--tokens-per-s", "200", "--tokens-per-s-full", "1600", "--max-running", "8")
 """Sixteen tokens an answer, eight at once: a hundred answers a second of each server."""

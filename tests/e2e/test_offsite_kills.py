@@ -44,7 +44,7 @@ class StoreKiller:
 
     def work(self):
         while self.done < self.kills:
-            time.sleep(self.rng.uniform(1.0, 4.0))
+            time.sleep(self.rng.uniform(1.0, 3.5))
             self.server.kill()
             time.sleep(self.rng.uniform(0.0, 1.0))
             self.server.start()
@@ -67,7 +67,7 @@ def test_twenty_thousand_records_survive_six_kills_of_the_store_and_six_of_the_d
     rng = seeded()
     texts = [f"Row {place} of the run that is killed." for place in range(ROWS)]
     source = write_prompts(tmp_path / "in.jsonl", texts)
-    speed = ("--tokens-per-s", "40", "--tokens-per-s-full", str(40 * LIMIT), "--max-running", str(LIMIT))
+    speed = ("--tokens-per-s", "80", "--tokens-per-s-full", str(80 * LIMIT), "--max-running", str(LIMIT))
     ends: list[int] = []
     with Weed(tmp_path / "weed") as store, servers(tmp_path, 4, *speed, orders=False) as fleet:
         env, place = environment(store), store.place("killed")
@@ -102,7 +102,7 @@ def test_twenty_thousand_records_survive_six_kills_of_the_store_and_six_of_the_d
         kills, acked = 0, 0
         for machine in MACHINES:
             run, started = begin(machine)
-            time.sleep(rng.uniform(0.5, 3.0))
+            time.sleep(rng.uniform(0.3, 2.0))
             if not started.over:
                 started.kill()
                 kills += 1

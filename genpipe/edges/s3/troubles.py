@@ -290,7 +290,7 @@ def _tls_words(error: Exception, store: str) -> str:
 def _unconnected_words(error: Exception, causes: list[BaseException], place: Place) -> str:
     from urllib.parse import urlsplit
 
-    host = urlsplit(str(getattr(error, "kwargs", {}).get("endpoint_url", ""))).hostname or ""
+    host = urlsplit(str(getattr(error, "kwargs", {}).get("endpoint_url", ""))).netloc.rpartition("@")[2]
     hint = ""
     if place.endpoint_url and host.startswith(f"{place.bucket}."):
         hint = ": s3.path_style = true helps with stores that take the bucket in the path"

@@ -24,7 +24,6 @@ from genpipe.edges.s3.packing import pack
 from genpipe.edges.s3.troubles import Troubles
 from genpipe.edges.shards import SHARDS, Entry, shard_name
 
-
 WORKERS_END_S = 0.5
 """Threads that put shards are waited for so long at the end, before they are abandoned (seconds)."""
 
