@@ -130,6 +130,10 @@ class _Run:
         folder = await self._claim(model, allow_changed=allow_changed)
         files = await self._fetch_inputs(dialect)
         store, store_thread = await self._open_store(folder, retry_failed=retry_failed)
+        if self.offsite is not None:
+            # Before servers are waited for: the lease is to be kept, and what is left over may go up meanwhile.
+            await self.offsite.begin(folder, store.unsent)
+            self.signals.on_first = self.offsite.snapshot
         source = self._open_source(folder, files, dialect, store)
         first = await source.read(sum(server.concurrency for server in self.settings.servers))
         if served is None and (first.prompts or not first.exhausted):
@@ -146,9 +150,6 @@ class _Run:
                 f"{wording.number(restored.failed)} failed for good"
             )
         transport = await self._open_transport(model)
-        if self.offsite is not None:
-            self.offsite.begin(folder, store.unsent)
-            self.signals.on_first = self.offsite.snapshot
         parts = Parts(
             settings=self.settings,
             display=self.display,

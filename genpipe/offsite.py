@@ -126,12 +126,19 @@ class Offsite:
         """The ``run.json`` of the run in S3, or None where there is none yet. Blocking."""
         return self.remote.recorded_run()
 
-    def begin(self, folder: RunFolder, unsent: list[Entry]) -> None:
-        """Upload what is sealed and not in S3, and from now on whatever is sealed; returns at once."""
+    async def begin(self, folder: RunFolder, unsent: list[Entry]) -> None:
+        """Upload what is sealed and not in S3, and from now on whatever is sealed.
+
+        Args:
+            folder: the run folder, claimed.
+            unsent: sealed shards that are not in S3, by number.
+
+        Raises:
+            StoreError: a file of the folder refuses.
+        """
         loop = asyncio.get_running_loop()
         assert self.remote.lease is not None
-        self._place.write(folder.path, OsFiles())
-        self._uploader = Uploader(
+        uploader = Uploader(
             folder.path,
             OsFiles(),
             self._objects,
@@ -150,7 +157,9 @@ class Offsite:
             ),
             on_fenced=lambda error: tell(loop, self._on_fenced, error),
         )
-        self._uploader.start()
+        await asyncio.to_thread(self._place.write, folder.path, OsFiles())
+        await asyncio.to_thread(uploader.start)
+        self._uploader = uploader
 
     def sealed(self, entry: Entry) -> None:
         """A shard is sealed and durable; any thread may tell."""

@@ -1,6 +1,6 @@
 """A stop keeps all that was received, waits for the rest no longer than it says, and begins nothing new.
 
-Uploads are not part of this.
+A stop while uploads are slow is among the tests of runs with S3, in ``tests/e2e/test_offsite.py``.
 """
 
 import json

@@ -183,7 +183,7 @@ def test_a_store_that_was_away_is_found_again(quick, make, proxy):
     objects.put("a", b"three")
 
     assert error.kind is TroubleKind.UNREACHABLE
-    assert "no connection to 127.0.0.1 (Connection refused)" in str(error)
+    assert f"no connection to {proxy.url.removeprefix('http://')} (Connection refused)" in str(error)
     assert objects.troubles.counts() == {"unreachable": 2}
     assert objects.get("a").data == b"three"
 

@@ -208,7 +208,7 @@ def test_a_store_that_refuses_connections_is_told_of_in_seconds(objects, proxy):
     proxy.refuse()
     line = complaint(objects, within_s=5)
 
-    assert "no connection to 127.0.0.1 (Connection refused)" in line
+    assert f"no connection to {proxy.url.removeprefix('http://')} (Connection refused)" in line
     assert "or start without --s3: a later start with it uploads everything" in line
 
 
