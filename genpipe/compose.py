@@ -22,6 +22,7 @@ from genpipe.edges.files import OsFiles
 from genpipe.edges.process import raise_file_limit
 from genpipe.edges.record import Wall
 from genpipe.edges.run_folder import RunFolder, RunIdentity, recorded_run
+from genpipe.edges.s3.place import Place
 from genpipe.edges.sglang import Monotonic, SglangTransport
 from genpipe.edges.store import Store
 from genpipe.edges.store_thread import StoreThread
@@ -58,6 +59,8 @@ async def run(
         async with stack:
             return await this.carry_out(retry_failed=retry_failed, allow_changed=allow_changed)
     except asyncio.CancelledError:
+        if this.trouble is not None and this.drive is None:
+            raise this.trouble from None
         if signals.first is None:
             raise
         when = "while the input was verified" if this.begun else "before anything was sent"
@@ -99,15 +102,18 @@ class _Run:
         self.clock = Monotonic()
         # The one look at the wall clock: from here on the run's own clock counts.
         self.wall = Wall(wall_s=time.time(), run_s=self.clock.now_s())
-        self.inputs = Inputs(settings)
         self.out = Path(settings.output.dir or "")
         self.endpoints = endpoints_of(settings)
         self.offsite: Offsite | None = None
         # Set when whoever waits in a thread is to give up.
         self.ended = threading.Event()
+        self.inputs = Inputs(settings, self.ended)
         # What is found wrong beside the run itself, perhaps before there is a drive to tell.
         self.trouble: GenpipeError | None = None
         self.drive: Drive | None = None
+        task = asyncio.current_task()
+        assert task is not None
+        self.task = task
 
     @property
     def begun(self) -> bool:
@@ -116,7 +122,8 @@ class _Run:
 
     async def carry_out(self, *, retry_failed: bool, allow_changed: bool) -> Ending:
         """All of it."""
-        dialect = await asyncio.to_thread(self._check)
+        checking = asyncio.to_thread(self._check)
+        dialect = await opened(checking, lambda _: None, on_cancel=self.ended.set)
         began_with = recorded_run(OsFiles(), self.out)
         await self._open_offsite()
         if began_with is None and self.offsite is not None:
@@ -128,12 +135,13 @@ class _Run:
         if model is None:
             model = served = await self._find_model()
         folder = await self._claim(model, allow_changed=allow_changed)
-        files = await self._fetch_inputs(dialect)
         store, store_thread = await self._open_store(folder, retry_failed=retry_failed)
         if self.offsite is not None:
-            # Before servers are waited for: the lease is to be kept, and what is left over may go up meanwhile.
+            # Before inputs are copied and servers waited for: the lease is to be kept, and what is left over
+            # may go up meanwhile.
             await self.offsite.begin(folder, store.unsent)
             self.signals.on_first = self.offsite.snapshot
+        files = await self._fetch_inputs(dialect)
         source = self._open_source(folder, files, dialect, store)
         first = await source.read(sum(server.concurrency for server in self.settings.servers))
         if served is None and (first.prompts or not first.exhausted):
@@ -202,8 +210,10 @@ class _Run:
         """Connect to S3, if that is wanted; a wrong setting is found before anything is asked or sent."""
         s3 = self.settings.s3
         if s3.uri is None:
+            if (place := Place.read(self.out, OsFiles())) is not None:
+                self._warn(f"this run also goes to {place.uri}: without --s3 nothing is uploaded")
             return
-        opening = asyncio.to_thread(Offsite, s3, s3.uri, self.display, self.ended, on_fenced=self._fail)
+        opening = asyncio.to_thread(Offsite, s3, s3.uri, self.display, self.ended, on_fenced=self._on_fenced)
         self.offsite = await opened(opening, Offsite.give_up, on_cancel=self.ended.set)
         self.stack.push_async_callback(self.offsite.close, self.signals)
 
@@ -248,7 +258,7 @@ class _Run:
         """The input as local files; those in S3 are copied into the run folder first."""
         if not self.inputs.are_remote:
             return self.inputs.local()
-        fetching = asyncio.to_thread(self.inputs.fetch, self.out, self.display.note, self.ended)
+        fetching = asyncio.to_thread(self.inputs.fetch, self.out, self.display.note)
         files = await opened(fetching, lambda _: None, on_cancel=self.ended.set)
         await asyncio.to_thread(self._scan, files, dialect)
         return files
@@ -295,6 +305,12 @@ class _Run:
         self.trouble = self.trouble or error
         if self.drive is not None:
             self.drive.fail(error)
+
+    def _on_fenced(self, error: Fenced) -> None:
+        self._fail(error)
+        if self.drive is None:
+            # A server may be waited for, for hours.
+            self.task.cancel()
 
     async def _open_transport(self, model: str) -> SglangTransport:
         request = self.settings.request

@@ -5,7 +5,7 @@ import tomllib
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 from pydantic import Field, ValidationError, field_validator, model_validator
@@ -160,13 +160,13 @@ class S3(Section):
         region: the bucket's; what AWS's own chain says where none is given.
         path_style: the bucket stands in the path, not in the host name; as the library decides if None.
         checksums: ``when_required`` for stores that refuse the newer checksum headers and trailers.
-        uploads: shards under way at once.
+        uploads: shards under way at once, at most 32.
         timeout_s: limit of one wait for the store within a request.
         drain_s: how long the end of a run waits for what is not uploaded yet.
         stop_s: likewise, after a signal.
         tail_s: between two snapshots of the shard that grows.
         progress_s: between two uploads of progress.json.
-        lease_s: how long a silent driver keeps others off the prefix.
+        lease_s: how long a silent driver keeps others off the prefix, at most an hour.
     """
 
     uri: S3Uri | None = None
@@ -174,13 +174,13 @@ class S3(Section):
     region: Name | None = None
     path_style: bool | None = None
     checksums: Literal["when_supported", "when_required"] = "when_supported"
-    uploads: Count = 4
+    uploads: Annotated[int, Field(ge=1, le=32, strict=True)] = 4
     timeout_s: SomeSeconds = 30.0
     drain_s: Seconds = 600.0
     stop_s: Seconds = 8.0
     tail_s: SomeSeconds = 45.0
     progress_s: SomeSeconds = 30.0
-    lease_s: SomeSeconds = 30.0
+    lease_s: Annotated[float, Field(gt=0, le=3600, strict=True)] = 30.0
 
 
 class Retry(Section):

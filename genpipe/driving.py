@@ -117,10 +117,11 @@ class Drive:
             state = "interrupted"
             raise
         except GenpipeError as error:
+            error = await self._with_uploads(error)  # the same, and more words
             trouble = str(error)
             # A folder that another driver has is not written to; one that lost its place in S3 alone is.
             is_ours = not isinstance(error, Fenced) or error is self._trouble
-            raise
+            raise error from None
         finally:
             now_s = parts.clock.now_s()
             # This takes a file's sync and no more; nothing else is left for the loop to do.
@@ -171,6 +172,15 @@ class Drive:
                 signals, lambda: report.publish(core, parts.clock.now_s(), state="draining")
             )
             self._raise_trouble()
+
+    async def _with_uploads(self, error: GenpipeError) -> GenpipeError:
+        """The same error; of one of the disk, with what is not in S3 after a last short wait."""
+        offsite = self._parts.offsite
+        if offsite is None or isinstance(error, Fenced) or not isinstance(error, StoreError):
+            return error
+        await offsite.drain(self._parts.signals, is_stopping=True)
+        left = self._leftover().uploads_text()
+        return type(error)(f"{error}{left}") if left else error
 
     def _raise_trouble(self) -> None:
         if self._trouble is not None:

@@ -54,9 +54,13 @@ class Leftover:
         named += f" and {more} more" if more > 0 else ""
         why = f" ({self.trouble})" if self.trouble else ""
         return (
-            f"; {wording.number(len(self.not_uploaded))} shards are on this disk and NOT in {self.uri}: "
+            f"; {_shards(len(self.not_uploaded))} on this disk and NOT in {self.uri}: "
             f"{named}{why}. The same command uploads them, without asking any model"
         )
+
+
+def _shards(count: int) -> str:
+    return "1 shard is" if count == 1 else f"{wording.number(count)} shards are"
 
 
 def ending(

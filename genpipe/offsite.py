@@ -118,9 +118,10 @@ class Offsite:
             warn=lambda text: display.note(f"warning: {text}"),
             note=display.note,
             pause=self._pause,
+            place=self._place,
         )
         self._uploader: Uploader | None = None
-        self._is_closed = False
+        self._is_drained = self._is_closed = False
 
     def recorded_run(self) -> dict[str, Any] | None:
         """The ``run.json`` of the run in S3, or None where there is none yet. Blocking."""
@@ -157,7 +158,6 @@ class Offsite:
             ),
             on_fenced=lambda error: tell(loop, self._on_fenced, error),
         )
-        await asyncio.to_thread(self._place.write, folder.path, OsFiles())
         await asyncio.to_thread(uploader.start)
         self._uploader = uploader
 
@@ -180,27 +180,32 @@ class Offsite:
         """Sealed shards that are not in S3, by number."""
         return self._uploader.missing() if self._uploader is not None else []
 
-    async def drain(self, signals: Signals, publish: Callable[[], None]) -> None:
+    async def drain(
+        self, signals: Signals, publish: Callable[[], None] | None = None, *, is_stopping: bool = False
+    ) -> None:
         """Wait for the uploads: ``drain_s``, or ``stop_s`` from the first signal on, or until the second.
 
         Args:
             signals: what was asked from outside.
             publish: shows how it goes; called about once a second.
+            is_stopping: the run ends before its time: ``stop_s`` from now on.
         """
         assert self._uploader is not None
+        self._is_drained = True
         began_s = time.monotonic()
-        until_s = began_s + self._s3.drain_s
+        until_s = began_s + (self._s3.stop_s if is_stopping else self._s3.drain_s)
         publish_s = began_s
-        is_stopping = False
-        while not signals.hurried and (now_s := time.monotonic()) < until_s:
+        while not signals.hurried:
+            now_s = time.monotonic()
             if signals.first is not None and not is_stopping:
                 is_stopping, until_s = True, min(until_s, now_s + self._s3.stop_s)
-            if now_s >= publish_s:
+            if publish is not None and now_s >= publish_s:
                 publish_s = now_s + 1.0
                 publish()
-            if await asyncio.to_thread(self._uploader.drain, min(LOOK_EVERY_S, until_s - now_s)):
+            left_s = min(LOOK_EVERY_S, max(0.0, until_s - now_s))
+            if await asyncio.to_thread(self._uploader.drain, left_s) or self._uploader.is_stuck:
                 return
-            if self._uploader.is_stuck:
+            if now_s >= until_s:
                 return
 
     async def close(self, signals: Signals) -> None:
@@ -210,6 +215,9 @@ class Offsite:
         self._is_closed = True
         try:
             if self._uploader is not None:
+                if not self._is_drained:
+                    # A signal, or an error, has ended the run before anything was sent.
+                    await self.drain(signals, is_stopping=True)
                 limit_s = CLOSE_S if signals.first is None else STOPPED_CLOSE_S
                 limit_s = HURRIED_CLOSE_S if signals.hurried else limit_s
                 await asyncio.to_thread(self._uploader.close, limit_s)

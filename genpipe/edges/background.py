@@ -1,7 +1,9 @@
-"""Work beside the store's own thread: where there is no pool, it is done at once."""
+"""Work in other threads: where there is no pool for it, it is done at once."""
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future, wait
+from threading import Thread
 from typing import Generic, ParamSpec, TypeVar
 
 P = ParamSpec("P")
@@ -44,3 +46,10 @@ class Background:
         except Exception as error:  # the caller meets it where it asks for the result
             future.set_exception(error)
         return Job(future)
+
+
+def join_until(threads: Sequence[Thread], deadline_s: float) -> None:
+    """Wait for these, as far as they were started, until then by the monotonic clock."""
+    for thread in threads:
+        if thread.ident is not None:
+            thread.join(max(0.0, deadline_s - time.monotonic()))

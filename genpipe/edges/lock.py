@@ -103,6 +103,9 @@ class FolderLock:
     def previous_nonce(self) -> str | None:
         """The name of the claim before; None where there was none."""
         nonce = self.previous.get("nonce")
+        if self.previous.get("inode") != self._file[1]:
+            # The file is a copy: the claim that it tells of is that of another folder, and may live.
+            return None
         return nonce if isinstance(nonce, str) else None
 
     def check_still_mine(self) -> None:
@@ -156,7 +159,7 @@ class FolderLock:
         self.previous = _owner(self._handle)
         epoch = self.previous.get("epoch")
         self.epoch = epoch + 1 if isinstance(epoch, int) else 1
-        data = json.dumps({**owner, "epoch": self.epoch}).encode() + b"\n"
+        data = json.dumps({**owner, "epoch": self.epoch, "inode": self._file[1]}).encode() + b"\n"
         assert len(data) <= _OWNER_BYTES_MAX
         with blaming(self._path, "write"):
             # Written over the old text before it is cut, so that a full disk cannot leave the file empty.

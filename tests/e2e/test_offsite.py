@@ -123,6 +123,43 @@ def test_a_store_that_ignores_conditions_is_told_of_and_a_second_driver_refused(
     assert report(tmp_path / "one")["s3"]["conditional"] is False
 
 
+@pytest.mark.timeout(120)
+def test_a_copy_of_a_live_runs_folder_is_turned_away_and_hurts_nobody(tmp_path, weed):
+    rows, env, place = texts(500, "that was copied"), environment(weed), weed.place("copied")
+    source, out, copy = write_prompts(tmp_path / "in.jsonl", rows), tmp_path / "out", tmp_path / "copy"
+    with (
+        servers(tmp_path, 2, *SPEED, orders=False) as fleet,
+        running(*command(fleet, source, out, place), err=tmp_path / "1.err", env=env) as first,
+    ):
+        wait_for(lambda: first.over or len(saved(out)) >= 60, "sixty records")
+        shutil.copytree(out, copy)
+        second = genpipe(*command(fleet, source, copy, place), env=env)
+        code = first.wait()
+    assert second.code == 75, second.err
+    assert str(first.pid) in last_line(second.err)
+    assert code == 0, first.err
+    assert_all_there(weed, place, rows)
+
+
+@pytest.mark.timeout(120)
+def test_a_run_that_waits_for_servers_keeps_its_prefix_and_uploads_what_is_left(tmp_path, weed):
+    rows, env, place = texts(120, "before the servers"), environment(weed), weed.place("no-servers")
+    source, out = write_prompts(tmp_path / "in.jsonl", rows), tmp_path / "out"
+    more = write_prompts(tmp_path / "more.jsonl", texts(200, "before the servers"))
+    with servers(tmp_path, 1, orders=False) as fleet:
+        first = genpipe(*run_command(fleet, source, out, 8), SMALL, env=env)
+        fleet.stop()
+        with running(*command(fleet, more, out, place), err=tmp_path / "1.err", env=env) as waiting:
+            wait_for(lambda: waiting.over or len(Stored(weed, place).keys("w00/commits/")) == 6, "uploads")
+            second = genpipe(*command(fleet, more, tmp_path / "two", place), env=env)
+            assert not waiting.over, waiting.err
+            waiting.send(signal.SIGTERM)
+            code = waiting.wait(15)
+    assert first.code == 0, first.err
+    assert second.code == 75, second.err
+    assert code == 143, waiting.err
+
+
 # ---- another machine ----
 
 
@@ -183,6 +220,27 @@ def test_another_input_on_the_new_machine_is_refused(tmp_path, weed):
     assert "other.jsonl" in last_line(second.err)
     assert_one_error(other_settings, 2, "request.sampling.max_tokens", "not set", "7")
     assert Stored(weed, place).commits == before.commits
+
+
+@pytest.mark.timeout(120)
+def test_another_prefix_is_refused_where_shards_are_in_the_first_alone(tmp_path, weed):
+    rows, env = texts(100, "of two prefixes"), environment(weed)
+    source, moved = write_prompts(tmp_path / "in.jsonl", rows), tmp_path / "moved"
+    first, other = weed.place("first-prefix"), weed.place("other-prefix")
+    with servers(tmp_path, 1, orders=False) as fleet:
+        ended = [genpipe(*command(fleet, source, out, first), env=env) for out in (tmp_path / "a", moved)]
+        refused = genpipe(*command(fleet, source, moved, other), env=env)
+        without = genpipe(*run_command(fleet, source, moved, 8), SMALL, env=env)
+        # Where all of them are on disk, they are sent to the other one too.
+        whole = genpipe(*command(fleet, source, tmp_path / "a", other), env=env)
+        asked = len(fleet.visits_until_now())
+    assert [one.code for one in ended] == [0, 0], [one.err for one in ended]
+    assert_one_error(refused, 2, first.uri, other.uri, "5 shards", "100 records")
+    assert without.code == 0, without.err
+    assert f"also goes to {first.uri}" in without.err
+    assert whole.code == 0, whole.err
+    assert asked == len(rows)
+    assert_all_there(weed, other, rows)
 
 
 # ---- outages and stops ----

@@ -130,6 +130,22 @@ def ended_pid():
 # ---- the kernel's lock ----
 
 
+def test_the_claim_before_is_not_known_from_a_copy_of_the_folder(tmp_path):
+    with_locks = FolderLock.take(tmp_path, started_at=NOW, warn=pytest.fail)
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    (copy / ".lock").write_bytes((tmp_path / ".lock").read_bytes())
+    again = FolderLock.take(copy, started_at=NOW, warn=pytest.fail)
+    with_locks.release()
+    next_one = FolderLock.take(tmp_path, started_at=NOW, warn=pytest.fail)
+
+    # The driver of the folder that was copied may live.
+    assert again.previous_nonce is None
+    assert next_one.previous_nonce == with_locks.nonce
+    again.release()
+    next_one.release()
+
+
 def test_a_forked_child_does_not_keep_the_folder_of_a_killed_driver_locked(tmp_path):
     with claimer(tmp_path) as driver:
         driver.claimed()

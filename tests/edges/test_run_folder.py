@@ -195,7 +195,7 @@ def test_a_second_driver_is_turned_away_with_the_name_of_the_first(tmp_path):
     assert tree(tmp_path) == before
     owner = json.loads(before[".lock"])
     assert owner.keys() == {
-        *("pid", "pid_start", "pid_namespace", "host", "boot_id", "start", "epoch", "nonce"),
+        *("pid", "pid_start", "pid_namespace", "host", "boot_id", "start", "epoch", "nonce", "inode"),
     }
     first.check_still_mine()
     first.close()

@@ -10,6 +10,7 @@ import threading
 import time
 from base64 import b64encode
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from hashlib import md5
 from unittest.mock import Mock
 
@@ -656,7 +657,7 @@ def test_an_object_is_copied_into_a_file_range_by_range(ranges, moto, proxy, tmp
     (tmp_path / "in.jsonl").write_bytes(b"older")
     found = download(place, tmp_path / "in.jsonl")
 
-    assert found == head(place) == (size, found.etag)
+    assert found == head(place, stop=threading.Event()) == (size, found.etag)
     assert (tmp_path / "in.jsonl").read_bytes() == data
     assert not (tmp_path / "in.jsonl.part").exists()
     assert proxy.count("GET") == -(-size // 1_000_000)
@@ -672,6 +673,16 @@ def test_a_copy_goes_on_where_the_connection_broke(ranges, moto, proxy, tmp_path
     begins = [number_in(one.headers["range"], r"bytes=(\d+)-") for one in proxy.seen("GET")]
     assert begins == sorted(begins)
     assert begins[1] > 0
+
+
+@pytest.mark.parametrize("fault", ["reset", "drop_reply", "black_hole"])
+def test_a_copy_whose_connection_gives_nothing_is_tried_again(ranges, moto, proxy, tmp_path, fault):
+    data = secrets.token_bytes(1_500_000)
+    place = replace(object_of(moto, proxy, data), timeout_s=0.5)
+    getattr(proxy, fault)(method="GET", times=1)
+    download(place, tmp_path / "in.jsonl")
+
+    assert (tmp_path / "in.jsonl").read_bytes() == data
 
 
 def test_a_copy_that_brings_nothing_more_ends(ranges, moto, proxy, tmp_path):
@@ -718,7 +729,8 @@ def test_a_replaced_object_is_also_told_of_where_conditions_are_ignored(ranges, 
 )
 def test_a_store_that_does_not_give_the_range_is_told_of(ranges, moto, proxy, tmp_path, status, begin, words):
     place = object_of(moto, proxy, secrets.token_bytes(1_500_000))
-    headers = {"ETag": f'"{head(place).etag}"', "Content-Range": f"bytes {begin}-1499999/1500000"}
+    etag = head(place, stop=threading.Event()).etag
+    headers = {"ETag": f'"{etag}"', "Content-Range": f"bytes {begin}-1499999/1500000"}
     proxy.answer("OK", status=status, method="GET", skip=1, headers=headers, body=b"")
     with pytest.raises(ConfigError, match=words):
         download(place, tmp_path / "in.jsonl")
@@ -727,7 +739,7 @@ def test_a_store_that_does_not_give_the_range_is_told_of(ranges, moto, proxy, tm
 def test_an_object_that_is_not_there_is_the_operators(moto, proxy, tmp_path):
     place = moto.place("nothing/in.jsonl", endpoint_url=proxy.url)
     with pytest.raises(ConfigError, match=r"s3://runs/nothing/in.jsonl: there is no such object"):
-        head(place)
+        head(place, stop=threading.Event())
     with pytest.raises(ConfigError, match="there is no such object"):
         download(place, tmp_path / "in.jsonl")
 

@@ -97,7 +97,7 @@ class CommitLog:
             f"{self._objects.name}/{layout.commit_key(self.next_number)} is another driver's (claim "
             f"{there.epoch}, {there.nonce}; run {there.run_id}, shard {there.entry.seq}): it has gone on "
             "with this run from the prefix. See that only one runs. The shards here that are not in S3 are "
-            "kept; `genpipe verify DIR --repair` gives them new numbers"
+            "kept: the same command says what is to be done about them"
         )
 
 

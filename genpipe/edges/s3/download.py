@@ -5,6 +5,7 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
@@ -27,6 +28,9 @@ BLOCK_BYTES = 1 << 20
 BROKEN_PAUSE_S = 0.1
 """After a connection that broke, and had brought something (seconds)."""
 
+LOOK_S, LOOK_TRIES = 5.0, 2
+"""Of an object that is only looked at: limit of one wait (seconds), and how often it is tried."""
+
 _MAY_HELP = {
     TroubleKind.UNREACHABLE,
     TroubleKind.TIMEOUT,
@@ -48,14 +52,19 @@ class Head(NamedTuple):
     etag: str
 
 
-def head(place: Place) -> Head:
-    """Look at an object, whose address is ``place.uri``.
+def head(place: Place, *, stop: threading.Event) -> Head:
+    """Look at an object, whose address is ``place.uri``; within some ten seconds, whatever is set.
+
+    Args:
+        place: of which ``uri`` is the object's own address.
+        stop: once set, nothing is tried again.
 
     Raises:
         ConfigError: there is none, or the store does not say.
     """
+    place = replace(place, timeout_s=min(place.timeout_s, LOOK_S))
     with closing(_client(place)) as client:
-        return _Object(place, client, threading.Event()).head()
+        return _Object(place, client, stop, tries=LOOK_TRIES).head()
 
 
 def download(place: Place, path: Path, *, stop: threading.Event | None = None) -> Head:
@@ -103,10 +112,11 @@ def _client(place: Place) -> Any:
 class _Object:
     """One object of a store."""
 
-    def __init__(self, place: Place, client: Any, stop: threading.Event) -> None:
+    def __init__(self, place: Place, client: Any, stop: threading.Event, *, tries: int = TRIES) -> None:
         self._place = place
         self._client = client
         self._stop = stop
+        self._tries = tries
         self._at = {"Bucket": place.bucket, "Key": place.prefix.removesuffix("/")}
 
     def head(self) -> Head:
@@ -136,7 +146,7 @@ class _Object:
 
         return tenacity.Retrying(
             stop=tenacity.stop_any(
-                tenacity.stop_after_attempt(TRIES), tenacity.stop_when_event_set(self._stop)
+                tenacity.stop_after_attempt(self._tries), tenacity.stop_when_event_set(self._stop)
             ),
             wait=tenacity.wait_random_exponential(multiplier=PAUSE_S, max=PAUSE_MAX_S),
             retry=tenacity.retry_if_exception(is_worth_it),
@@ -180,7 +190,9 @@ class _Object:
                     if self._stop.is_set():
                         return
         except library_errors() as error:
-            if getattr(error, "response", {}).get("ResponseMetadata", {}).get("HTTPStatusCode") == 412:
+            # Of an error without a reply, the library's attribute is there, and None.
+            reply = getattr(error, "response", None) or {}
+            if reply.get("ResponseMetadata", {}).get("HTTPStatusCode") == 412:
                 raise self._changed() from error
             raise trouble_of(error, self._place, "get") from error
         if left > 0:

@@ -117,7 +117,15 @@ class _Reading:
         self._read_index(listed)
         # A gap is looked into as well: a listing may lag.
         self._read(number for number in range(log.next_number) if number not in log.commits)
-        named = {commit.key for commit in (*log.commits.values(), *log.lost)}
+        # Whoever deleted the end of the log did so by hand: what it named is not ours to remove.
+        beyond = [commit for number, commit in self._told.items() if number >= log.next_number]
+        if beyond:
+            self._warn(
+                f"{_commits(self._objects, [commit.number for commit in beyond])} ARE GONE from the end of "
+                "the log: the prompts of their shards run again, but for shards in this folder, which are "
+                "sent again. Put the objects back first if the bucket keeps older versions"
+            )
+        named = {commit.key for commit in (*log.commits.values(), *log.lost, *beyond)}
         if not log.unknown:
             log.unnamed = sorted(self._sizes.keys() - named)
         return log

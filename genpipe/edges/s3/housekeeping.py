@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from genpipe.core.errors import Fenced, StoreError
+from genpipe.core.errors import Fenced
 from genpipe.edges.files import Files, blaming
 from genpipe.edges.report import PROGRESS
 from genpipe.edges.s3 import layout
@@ -38,7 +38,7 @@ class Housekeeping:
         epoch: int,
         batches: Batches,
         is_committed: Callable[[int], bool],
-        note: Callable[[StoreError], None],
+        note: Callable[[Exception], None],
         tail_s: float,
         progress_s: float,
     ) -> None:
@@ -107,21 +107,29 @@ class Housekeeping:
                 now_s = time.monotonic()
                 if self._wants_snapshots or now_s >= tail_due_s:
                     self._wants_snapshots = False
-                    self._take_snapshots()
+                    self._try(self._take_snapshots)
                     tail_due_s = time.monotonic() + self._tail_s
                 if now_s >= progress_due_s:
-                    self._put_progress()
+                    self._try(self._put_progress)
                     # At the beginning there is no such file yet: the first is not waited for so long.
                     progress_due_s = time.monotonic() + (self._progress_s if self._progress else FIRST_S)
-                self._tidy()
+                self._try(self._tidy)
                 self._wake.wait(max(0.0, min(tail_due_s, progress_due_s) - time.monotonic()))
                 self._wake.clear()
-            self._take_snapshots()
-            self._tidy()
-            self._put_last_progress()
+            for step in (self._take_snapshots, self._tidy, self._put_last_progress):
+                self._try(step)
         except Fenced:
             # Whoever found out has said so.
             return
+
+    def _try(self, step: Callable[[], None]) -> None:
+        """Take a step; what goes wrong in it is told, and keeps no other from being taken."""
+        try:
+            step()
+        except Fenced:
+            raise
+        except Exception as error:  # a bug too
+            self._note(error)
 
     def _take_snapshots(self) -> None:
         for error in self._snapshots.take(self._is_committed):
@@ -140,34 +148,20 @@ class Housekeeping:
     def _put_progress(self) -> None:
         """For display only: nothing of it is tried again, or verified."""
         data = self._read_progress()
-        try:
-            if data != self._progress:
-                self._progress_at_s = time.monotonic()
-                self._objects.put(layout.PROGRESS, data, verify=False, tries=1)
-                self._progress = data
-        except Fenced:
-            raise
-        except StoreError as error:
-            self._note(error)
+        if data != self._progress:
+            self._progress_at_s = time.monotonic()
+            self._objects.put(layout.PROGRESS, data, verify=False, tries=1)
+            self._progress = data
 
     def _read_progress(self) -> bytes:
-        """The file as it is; what was put last where it cannot be read."""
+        """The file as it is; what was put last where there is none."""
         path = self._folder / PROGRESS
-        try:
-            with blaming(path, "read"):
-                return self._files.read(path) if self._files.exists(path) else self._progress
-        except StoreError as error:
-            self._note(error)
-            return self._progress
+        with blaming(path, "read"):
+            return self._files.read(path) if self._files.exists(path) else self._progress
 
     def _tidy(self) -> None:
         """What may as well be done later: the index, and objects that are of no use."""
-        try:
-            self._batches.put_due(self._objects)
-            while self._rubbish and not self._is_ending:
-                self._objects.delete(self._rubbish[0], tries=_TRIES)
-                del self._rubbish[0]
-        except Fenced:
-            raise
-        except StoreError as error:
-            self._note(error)
+        self._batches.put_due(self._objects)
+        while self._rubbish and not self._is_ending:
+            self._objects.delete(self._rubbish[0], tries=_TRIES)
+            del self._rubbish[0]

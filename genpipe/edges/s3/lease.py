@@ -26,6 +26,9 @@ LOOKS = 10
 SETTLE_S = 1.0
 """Shortest time until a claim is read back where the store ignores conditions (seconds)."""
 
+TTL_MAX_S = 3600.0
+"""No lease is waited for longer than this, whatever it says (seconds)."""
+
 _CLAIM_TRIES = 5
 _RENEW_TRIES = 2
 _LOCK_WAIT_S = 1.0
@@ -43,6 +46,7 @@ class _Found:
     nonce: str | None = None
     owner: Mapping[str, Any] = field(default_factory=dict)
     is_released: bool = False
+    ttl_s: float = 0.0
 
     @classmethod
     def of(cls, fetched: Fetched) -> "_Found":
@@ -50,11 +54,14 @@ class _Found:
             fields = orjson.loads(fetched.data)
             epoch, nonce, owner = fields["epoch"], fields["nonce"], fields["owner"]
             is_released = fields["released"] is True
+            ttl_s = min(float(fields.get("ttl_s", 0.0)), TTL_MAX_S)
         except (ValueError, KeyError, TypeError):
             return cls(etag=fetched.etag)
         if type(epoch) is not int or not isinstance(nonce, str) or not isinstance(owner, dict):
             return cls(etag=fetched.etag)
-        return cls(etag=fetched.etag, epoch=epoch, nonce=nonce, owner=owner, is_released=is_released)
+        return cls(
+            etag=fetched.etag, epoch=epoch, nonce=nonce, owner=owner, is_released=is_released, ttl_s=ttl_s
+        )
 
 
 class Lease:
@@ -195,7 +202,8 @@ class Lease:
         Raises:
             Fenced: its owner lives.
         """
-        name, ttl_s = self._objects.name, self._ttl_s
+        # Its holder renews it as often as its own settings say.
+        name, ttl_s = self._objects.name, max(self._ttl_s, found.ttl_s)
         warn(
             f"{name} was claimed by another driver ({described(found.owner)}): waiting {ttl_s:g} s to see "
             "whether it still renews its lease"
@@ -308,6 +316,7 @@ class Lease:
             "beat": self._beat,
             "renewed_at": _now(),
             "released": self._is_released,
+            "ttl_s": self._ttl_s,
         }
         self._etag = self._objects.put(
             LEASE,

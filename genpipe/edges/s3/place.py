@@ -1,8 +1,11 @@
 """Where a run is in an object store, and how it is spoken to; kept in the run folder as ``s3.json``."""
 
 import json
+import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
+
+from pydantic import TypeAdapter
 
 from genpipe.core.errors import ConfigError
 from genpipe.edges.files import Files, blaming, replace_atomically
@@ -65,8 +68,9 @@ class Place:
                 return None
             data = files.read(path)
         try:
-            return cls(**json.loads(data))
-        except (ValueError, TypeError):
-            raise ConfigError(
-                f"{path} is damaged: remove it, and name the place with --s3 at the next start"
-            ) from None
+            place = TypeAdapter(cls).validate_json(data, strict=True, extra="forbid")
+        except ValueError:
+            place = None
+        if place is None or re.fullmatch(r"s3://[^/]+/.+", place.uri) is None or place.timeout_s <= 0:
+            raise ConfigError(f"{path} is damaged: remove it, and name the place with --s3 at the next start")
+        return place

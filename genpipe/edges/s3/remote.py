@@ -25,6 +25,7 @@ from genpipe.edges.s3 import history, layout
 from genpipe.edges.s3.commits import UPLOADS, Commit, decode_all, encode_all
 from genpipe.edges.s3.lease import Lease
 from genpipe.edges.s3.objects import Objects
+from genpipe.edges.s3.place import Place
 from genpipe.edges.s3.snapshots import KINDS
 from genpipe.edges.shards import SHARDS, scan, shard_name
 
@@ -54,6 +55,7 @@ class Remote:
         note: Callable[[str], None],
         pause: Callable[[float], None],
         files: Files | None = None,
+        place: Place | None = None,
     ) -> None:
         """Get ready; nothing is asked yet.
 
@@ -65,6 +67,7 @@ class Remote:
             note: told, in one line, what was brought to the folder.
             pause: waits for some seconds; what it raises ends the claim.
             files: the disk of the run folder; the machine's own if None.
+            place: noted in the run folder once the prefix is claimed; nothing is noted if None.
         """
         self.lease: Lease | None = None
         self.commits: dict[int, Commit] = {}
@@ -77,6 +80,7 @@ class Remote:
         self._note = note
         self._pause = pause
         self._files: Files = OsFiles() if files is None else files
+        self._place = place
         self._run_id = ""
         self._renewed_s = 0.0
 
@@ -163,7 +167,11 @@ class Remote:
     def _bring(self, path: Path, lease: Lease) -> None:
         """Let the folder know, and have, what is there."""
         before = self._read(path / UPLOADS)
-        known = decode_all(before)
+        former = Place.read(path, self._files)
+        if former is not None and former.uri == self.name:
+            former = None
+        # What is known of one prefix says nothing of another.
+        known = decode_all(before) if former is None else {}
         log = history.read_commits(
             self._objects, known, run_id=self._run_id, warn=self._warn, beat=self._beat
         )
@@ -173,6 +181,8 @@ class Remote:
                 f"{self.name}/{layout.commit_key(later[0].number)} is of claim {later[0].epoch}, and this is "
                 f"claim {lease.epoch}: another driver has taken the prefix over. See that only one runs"
             )
+        if former is not None:
+            self._refuse_to_leave(former, path, decode_all(before), log)
         self._warn_of_lost(path, log)
         self.commits, self.next_number = log.commits, log.next_number
         self.orphans = [
@@ -182,6 +192,9 @@ class Remote:
         uploads = encode_all(commit for _, commit in sorted(log.commits.items()))
         if uploads != before:
             self._write(path / UPLOADS, uploads)
+        # Only now: or else, after a kill, those of one prefix would be taken for another's.
+        if self._place is not None:
+            self._place.write(path, self._files)
         restored = self._restore_tail(path)
         self._restore_lists(path)
         brought = sum(commit.entry.count for number, commit in log.commits.items() if number not in known)
@@ -190,6 +203,19 @@ class Remote:
                 f"{self.name}: taken over as claim {lease.epoch}, with {with_commas(len(log.commits))} "
                 f"shards; this folder did not know of {with_commas(brought)} records in them, and had not "
                 f"{with_commas(restored)} records of shards that were open"
+            )
+
+    def _refuse_to_leave(
+        self, former: Place, path: Path, known: Mapping[int, Commit], log: history.Log
+    ) -> None:
+        """Refuse a prefix that lacks what the folder's former one has, and the folder has not."""
+        counted = {commit.entry.seq for commit in log.commits.values()}
+        gone = [c for c in known.values() if c.entry.seq not in counted and not self._has_shard(path, c)]
+        if gone:
+            records = with_commas(sum(commit.entry.count for commit in gone))
+            raise ResumeMismatch(
+                f"{len(gone)} shards of this run, with {records} records, are in {former.uri} alone: give "
+                f"that prefix again, or copy it to {self.name} before the first start there"
             )
 
     def _warn_of_lost(self, path: Path, log: history.Log) -> None:

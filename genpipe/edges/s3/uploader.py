@@ -8,8 +8,9 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from genpipe.core.errors import Fenced, ObjectStoreError, StoreError
+from genpipe.core.errors import Fenced, StoreError
 from genpipe.edges.appender import Appender
+from genpipe.edges.background import join_until
 from genpipe.edges.files import Files, blaming
 from genpipe.edges.list_file import ListFile
 from genpipe.edges.s3 import layout
@@ -226,15 +227,15 @@ class Uploader:
         self._over.set()
         self._backlog.close()
         self._housekeeping.end(deadline_s)
-        _join(self._writers, deadline_s)
+        join_until(self._writers, deadline_s)
         self._is_abandoned = True
         # A commit under way may still land: who claims the prefix now would take it for a living driver's.
         if not self._objects.is_shut and not any(thread.is_alive() for thread in self._writers):
             release = self._thread("genpipe-s3-release", self._lease.release)
             release.start()
-            _join([release], deadline_s)
+            join_until([release], deadline_s)
         # What is being put is of use only to a commit, and there will be none: nobody waits long for it.
-        _join([*self._workers, self._keeper], min(deadline_s, time.monotonic() + WORKERS_END_S))
+        join_until([*self._workers, self._keeper], min(deadline_s, time.monotonic() + WORKERS_END_S))
         if self._uploads is not None and not self._writers[0].is_alive():
             self._uploads.close()
 
@@ -252,7 +253,7 @@ class Uploader:
             except _Damaged as error:
                 self._note(error)
                 self._backlog.put_aside(entry)
-            except StoreError as error:
+            except Exception as error:  # a bug too is told, and must not end what the others wait for
                 self._note(error)
                 self._backlog.put_back(entry)
             else:
@@ -310,7 +311,9 @@ class Uploader:
                 there = self._log.put(commit)
                 if self._land(there) and there.entry.seq == entry.seq:
                     return True
-        except ObjectStoreError as error:
+        except Fenced:
+            raise
+        except Exception as error:  # as above
             self._note(error)
             self._backlog.stumbled(entry)
             return False
@@ -376,7 +379,7 @@ class Uploader:
                 self._lease.renew()
             except Fenced as error:
                 self._objects.shut(error)
-            except ObjectStoreError as error:
+            except Exception as error:  # as above
                 self._note(error)
                 wait_s = self._settings.lease_s / 10
 
@@ -386,13 +389,7 @@ class Uploader:
         self._housekeeping.end(0.0)
         self._on_fenced(error)
 
-    def _note(self, error: StoreError) -> None:
+    def _note(self, error: Exception) -> None:
         self._tries_failed = self._troubles.total()
-        self._last_error = (str(error), time.monotonic())
-
-
-def _join(threads: Sequence[threading.Thread], deadline_s: float) -> None:
-    """Wait for these, as far as they were started, until then by the monotonic clock."""
-    for thread in threads:
-        if thread.ident is not None:
-            thread.join(max(0.0, deadline_s - time.monotonic()))
+        text = str(error) if isinstance(error, StoreError) else f"{type(error).__name__}: {error}"
+        self._last_error = (text, time.monotonic())

@@ -42,14 +42,14 @@ class Place:
         self.clock = Clock()
         self.warnings = []
 
-    def claim(self, nonce="new", *, previous_nonce=None, epoch_min=1, owner=OWNER, objects=None):
+    def claim(self, nonce="new", *, previous_nonce=None, epoch_min=1, owner=OWNER, objects=None, ttl_s=TTL_S):
         return Lease.claim(
             objects or self.objects,
             owner=owner,
             nonce=nonce,
             previous_nonce=previous_nonce,
             epoch_min=epoch_min,
-            ttl_s=TTL_S,
+            ttl_s=ttl_s,
             pause=self.clock.pause,
             warn=self.warnings.append,
             now_s=self.clock,
@@ -143,6 +143,22 @@ def test_a_silent_lease_is_watched_for_its_whole_time_and_then_taken_over(place)
     assert len([call for call in place.objects.calls[looks:] if call == ("get", LEASE)]) >= 5
     assert any("beta" in text and "pid 7" in text and "waiting 30 s" in text for text in place.warnings)
     assert any("taking it over" in text for text in place.warnings)
+
+
+def test_a_holder_that_renews_seldom_is_watched_for_as_long_as_it_says(place):
+    place.claim("old")
+    began_s = place.clock.now_s
+    place.claim("new", ttl_s=1.0)
+
+    assert place.clock.now_s - began_s >= TTL_S
+
+
+def test_no_lease_is_waited_for_for_ever_whatever_it_says(strong):
+    strong.claim("old", ttl_s=1e9)
+    began_s = strong.clock.now_s
+    strong.claim("new")
+
+    assert strong.clock.now_s - began_s < 2 * module.TTL_MAX_S
 
 
 @pytest.mark.parametrize("seconds", [1, 15, 29.9])

@@ -594,6 +594,23 @@ def test_a_damaged_shard_is_told_of_and_left_out(tmp_path, objects):
     assert f"genpipe verify {tmp_path}" in state["last_error"]
 
 
+@pytest.mark.parametrize("prefix", ["w00/shards/", "w00/commits/"])
+def test_a_bug_in_one_try_is_told_and_ends_nothing(tmp_path, objects, prefix):
+    left = [MemoryError("no room")]
+
+    def trouble(step, key):
+        if step == "put" and key.startswith(prefix) and left:
+            raise left.pop()
+
+    objects.trouble = trouble
+    driver = Driver(tmp_path, objects, seqs=range(2), uploads=1)
+    with started(driver) as uploader:
+        assert uploader.drain(5)
+        assert uploader.state()["last_error"] == "MemoryError: no room"
+
+    check_whole(objects, driver.entries)
+
+
 def test_a_shard_that_cannot_be_read_is_tried_again(tmp_path, objects):
     driver = Driver(tmp_path, objects, seqs=[0])
     path = tmp_path / "shards" / shard_name(0, is_open=False)
@@ -653,7 +670,7 @@ def test_anothers_commit_in_the_next_place_ends_all_writing(tmp_path, objects):
     assert [call for call in objects.calls[steps:] if call[0] in ("put", "delete")] == []
     (error,) = driver.fenced
     assert isinstance(error, Fenced)
-    for part in ("commits/000000.json", "claim 2", "bb", "genpipe verify DIR --repair"):
+    for part in ("commits/000000.json", "claim 2", "bb", "the same command says what"):
         assert part in str(error)
     assert texts(log_of(objects)) == texts({0: theirs})
     assert lease_of(objects)["released"] is False
