@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from genpipe.config import S3, load
-from genpipe.core.errors import Fenced
+from genpipe.core.errors import Fenced, StoreError
 from genpipe.edges.console import Display
 from genpipe.edges.files import OsFiles
 from genpipe.edges.run_folder import RunFolder
@@ -158,8 +158,13 @@ class Offsite:
             ),
             on_fenced=lambda error: tell(loop, self._on_fenced, error),
         )
-        await asyncio.to_thread(uploader.start)
+        # Before it starts: who is cancelled meanwhile is to close it.
         self._uploader = uploader
+        try:
+            await asyncio.to_thread(uploader.start)
+        except StoreError:
+            self._is_drained = True
+            raise
 
     def sealed(self, entry: Entry) -> None:
         """A shard is sealed and durable; any thread may tell."""
@@ -216,7 +221,7 @@ class Offsite:
         try:
             if self._uploader is not None:
                 if not self._is_drained:
-                    # A signal, or an error, has ended the run before anything was sent.
+                    # A signal, or an error, has ended the run before its time.
                     await self.drain(signals, is_stopping=True)
                 limit_s = CLOSE_S if signals.first is None else STOPPED_CLOSE_S
                 limit_s = HURRIED_CLOSE_S if signals.hurried else limit_s

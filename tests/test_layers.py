@@ -1,6 +1,7 @@
 """Imports run one way, and modules and functions stay of a size that can be read."""
 
 import ast
+import subprocess
 import sys
 from pathlib import Path
 
@@ -104,3 +105,13 @@ def test_functions_are_short(module):
 def test_this_test_sees_imports():
     assert rooms_that("driver.py") == {"core"}
     assert {"core", "edges", "config.py"} <= rooms_that("compose.py")
+
+
+def test_who_has_no_s3_pays_nothing_for_it():
+    modules = "genpipe.cli, genpipe.compose, genpipe.folder_commands, genpipe.inputs, genpipe.status"
+    look = (
+        f"import sys, {modules}; print([n for n in ('boto3', 'zstandard', 'tenacity') if n in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, timeout=60)
+
+    assert (done.stdout.strip(), done.stderr) == ("[]", "")
