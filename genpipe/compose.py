@@ -107,7 +107,7 @@ class _Run:
         self.offsite: Offsite | None = None
         # Set when whoever waits in a thread is to give up.
         self.ended = threading.Event()
-        self.inputs = Inputs(settings, self.ended)
+        self.inputs = Inputs(settings, self.out, self.ended)
         # What is found wrong beside the run itself, perhaps before there is a drive to tell.
         self.trouble: GenpipeError | None = None
         self.drive: Drive | None = None
@@ -258,7 +258,7 @@ class _Run:
         """The input as local files; those in S3 are copied into the run folder first."""
         if not self.inputs.are_remote:
             return self.inputs.local()
-        fetching = asyncio.to_thread(self.inputs.fetch, self.out, self.display.note)
+        fetching = asyncio.to_thread(self.inputs.fetch, self.display.note)
         files = await opened(fetching, lambda _: None, on_cancel=self.ended.set)
         await asyncio.to_thread(self._scan, files, dialect)
         return files

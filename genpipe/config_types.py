@@ -7,6 +7,9 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
+PREFIX_BYTES_MAX = 900
+"""A key may have 1,024 bytes, and the longest that is put below a prefix needs some hundred."""
+
 
 def _sayable(text: str) -> str:
     if not text.isprintable() or not text.strip():
@@ -33,6 +36,8 @@ def _s3_uri(text: str) -> str:
         raise ValueError("must name a folder in a bucket, such as s3://bucket/run1")
     if any(part in ("", ".", "..") for part in text.rstrip("/").removeprefix("s3://").split("/")):
         raise ValueError("must not have empty parts, nor . or .., such as s3://bucket/run1")
+    if len(text.partition("s3://")[2].partition("/")[2].encode()) > PREFIX_BYTES_MAX:
+        raise ValueError(f"must not be longer than {PREFIX_BYTES_MAX} bytes behind the bucket")
     return text.rstrip("/")
 
 

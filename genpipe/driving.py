@@ -78,6 +78,7 @@ class Drive:
         self._parts = parts
         self._trouble = trouble
         self._driver: Driver | None = None
+        self._worked_until_s: float | None = None
 
     def fail(self, error: GenpipeError) -> None:
         """End the run with this error, met outside of it: perhaps before it begins, or at its very end."""
@@ -125,7 +126,10 @@ class Drive:
         finally:
             now_s = parts.clock.now_s()
             # This takes a file's sync and no more; nothing else is left for the loop to do.
-            last = report.close(core, now_s, state=state, last_error=trouble, is_ours=is_ours)
+            last = report.close(
+                core, now_s, state=state, worked_until_s=self._worked_until_s, last_error=trouble,
+                is_ours=is_ours,
+            )  # fmt: skip
             # Where the disk is what failed, this fails too, and the first error is the one to be told.
             with contextlib.suppress(StoreError):
                 parts.folder.check_still_mine()
@@ -168,8 +172,13 @@ class Drive:
             await parts.store.seal_last()
         if parts.offsite is not None:
             signals.is_uploading = True
+            # What is waited for from here on is no server's time, and must not thin out the rates.
+            self._worked_until_s = worked_until_s = parts.clock.now_s()
             await parts.offsite.drain(
-                signals, lambda: report.publish(core, parts.clock.now_s(), state="draining")
+                signals,
+                lambda: report.publish(
+                    core, parts.clock.now_s(), state="draining", worked_until_s=worked_until_s
+                ),
             )
             self._raise_trouble()
 

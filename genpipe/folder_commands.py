@@ -1,7 +1,6 @@
 """The commands that look at a whole run: ``genpipe verify`` and ``genpipe export``."""
 
 import json
-import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +16,7 @@ from genpipe.edges.files import Files, OsFiles
 from genpipe.edges.record import Wall
 from genpipe.edges.s3.objects import Objects
 from genpipe.edges.s3.place import PLACE, Place
+from genpipe.signals import exit_on_signals
 
 if TYPE_CHECKING:
     from genpipe.edges.folder_shelf import Prefix
@@ -99,10 +99,7 @@ def export(target: Target, out: str, *, force: bool, tell: Show, open_objects: O
     """
     from genpipe.edges import export as exporting
 
-    # Temporary files are removed on the way out, for which the default of these signals leaves no time.
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is signal.SIG_DFL:
-            signal.signal(number, _end)
+    exit_on_signals()
 
     def warn(text: str) -> None:
         tell(f"genpipe: warning: {text}")
@@ -147,10 +144,6 @@ def _remote_of(folder: Path, files: Files, open_objects: OpenObjects) -> "Prefix
 
         return Prefix(uri=str(folder / PLACE), open=refuse)
     return Prefix(uri=place.uri, open=partial(open_objects, place)) if place is not None else None
-
-
-def _end(number: int, frame: object) -> NoReturn:  # noqa: ARG001  # the signature is the system's
-    raise SystemExit(128 + number)
 
 
 @contextmanager

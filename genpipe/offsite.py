@@ -6,10 +6,14 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
+
 from genpipe.config import S3, load
-from genpipe.core.errors import Fenced, StoreError
+from genpipe.config_types import HttpUrl
+from genpipe.core.errors import ConfigError, Fenced, StoreError
 from genpipe.edges.console import Display
 from genpipe.edges.files import OsFiles
 from genpipe.edges.run_folder import RunFolder
@@ -23,6 +27,9 @@ from genpipe.opening import tell
 from genpipe.signals import Signals
 
 SCHEME = "s3://"
+
+LOOK_S = 10.0
+"""Limit of one wait for the store where a run is only looked at (seconds)."""
 
 LOOK_EVERY_S = 0.5
 """How often the end of a run looks whether all is uploaded, beside being told so (seconds)."""
@@ -56,19 +63,35 @@ def open_objects(place: Place) -> Objects:
     """What is at a place; nothing is asked of the store yet."""
     from genpipe.edges.s3.boto import BotoObjects
 
-    return BotoObjects(place, Troubles())
+    # Somebody waits for it.
+    return BotoObjects(replace(place, timeout_s=min(place.timeout_s, LOOK_S)), Troubles())
 
 
 def place_of(s3: S3, uri: str) -> Place:
     """Where something is, and how its store is spoken to."""
+    endpoint_url = s3.endpoint_url
+    for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"):
+        # The library heeds these as well; here they are known by whoever looks at the folder later.
+        if endpoint_url is None and (given := os.environ.get(name)):
+            endpoint_url = _address(name, given)
     return Place(
         uri=uri,
-        endpoint_url=s3.endpoint_url,
+        endpoint_url=endpoint_url,
         region=s3.region,
         path_style=s3.path_style,
         checksums=s3.checksums,
         timeout_s=s3.timeout_s,
     )
+
+
+def _address(name: str, text: str) -> str:
+    try:
+        return TypeAdapter(HttpUrl).validate_python(text)
+    except ValidationError:
+        # It may hold a password, so it is not shown.
+        raise ConfigError(
+            f"{name} must be an address such as https://store.example:9000, with no user and no password"
+        ) from None
 
 
 class Offsite:

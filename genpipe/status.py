@@ -11,6 +11,7 @@ import orjson
 
 from genpipe.core import wording
 from genpipe.core.errors import ConfigError
+from genpipe.core.progress import OVER
 from genpipe.edges.files import OsFiles
 from genpipe.edges.lock import LOCK
 from genpipe.edges.owner import Standing, standing
@@ -24,9 +25,7 @@ STALE_S = 10.0
 """A snapshot of a live run is never much older than a second; from this age on it is said (seconds)."""
 
 LEASE_STALE_S = 90.0
-"""A driver renews its lease every ten seconds, and is not believed to be alive after this time (seconds)."""
-
-OVER = {"done", "stopped", "failed", "interrupted"}
+"""A driver that has not renewed its lease for so long, or for as long as that says, is held to be dead."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +105,7 @@ def look_offsite(objects: Objects) -> Look:
     progress = _read(fetched.data, f"{objects.name}/{layout.PROGRESS}")
     age_s = _age_s(fetched)
     lease = objects.get(layout.LEASE)
-    alive = lease is not None and _age_s(lease) < LEASE_STALE_S and not _is_released(lease)
+    alive = lease is not None and _is_held(lease)
     where = f"as of {wording.duration(age_s)} ago"
     if alive or progress["state"] in OVER:
         note = where if alive or progress["state"] == "done" else f"{where}; not running"
@@ -123,9 +122,11 @@ def _age_s(fetched: Fetched) -> float:
     return max(0.0, time.time() - fetched.modified_at.timestamp())
 
 
-def _is_released(lease: Fetched) -> bool:
+def _is_held(lease: Fetched) -> bool:
+    """Whether the driver that holds it has renewed it lately: three times in the time that it tells."""
     try:
-        return bool(json.loads(lease.data)["released"])
+        fields = json.loads(lease.data)
+        return not fields["released"] and _age_s(lease) < max(LEASE_STALE_S, float(fields["ttl_s"]))
     except (ValueError, KeyError, TypeError):
         return False
 

@@ -17,6 +17,7 @@ from genpipe import status
 from genpipe.core.errors import ConfigError
 from genpipe.edges.files import OsFiles
 from genpipe.edges.run_folder import RunFolder, RunIdentity
+from tests.edges.s3.memory_objects import MemoryObjects
 from tests.ui.samples import progress
 
 
@@ -356,3 +357,40 @@ def test_ctrl_c_ends_a_watch_with_130_and_no_traceback(folder):
     assert first.startswith("running  run")
     assert process.returncode == 130
     assert said == ""
+
+
+def offsite(progress_changes, **lease):
+    objects = MemoryObjects()
+    objects.put("run.json", b"{}")
+    objects.put("w00/progress.json", json.dumps(progress(**progress_changes)).encode())
+    if lease:
+        objects.put("w00/lease.json", json.dumps({"released": False, "ttl_s": 30.0, **lease}).encode())
+    return objects
+
+
+@pytest.mark.parametrize(
+    ("age_s", "lease", "alive"),
+    [
+        (20, {}, True),
+        (120, {}, False),
+        (120, {"ttl_s": 400.0}, True),
+        (20, {"released": True}, False),
+    ],
+)
+def test_a_driver_elsewhere_lives_as_long_as_its_lease_says(monkeypatch, age_s, lease, alive):
+    objects = offsite({"state": "running"}, **(lease or {"ttl_s": 30.0}))
+    now_s = time.time()
+    monkeypatch.setattr("genpipe.status.time.time", lambda: now_s + age_s)
+    seen = status.look_offsite(objects)
+
+    assert seen.alive is alive
+    assert ("has not been heard of" in seen.as_text()) is not alive
+
+
+def test_a_place_without_a_run_or_a_report_is_one_line():
+    with pytest.raises(ConfigError, match=r"s3://memory/run holds no run"):
+        status.look_offsite(MemoryObjects())
+    objects = MemoryObjects()
+    objects.put("run.json", b"{}")
+    with pytest.raises(ConfigError, match="has not reported yet"):
+        status.look_offsite(objects)

@@ -12,6 +12,9 @@ from genpipe.core.flow import Core
 from genpipe.core.histogram import Histogram
 from genpipe.core.values import Sums
 
+OVER = frozenset({"done", "stopped", "failed", "interrupted"})
+"""States of a run whose driver has ended in an orderly way."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restored:

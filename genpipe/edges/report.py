@@ -61,15 +61,18 @@ class Report:
         self._thread = threading.Thread(target=self._work, name="genpipe-report")
         self._thread.start()
 
-    def publish(self, core: Core, now_s: float, *, state: str | None = None) -> None:
+    def publish(
+        self, core: Core, now_s: float, *, state: str | None = None, worked_until_s: float | None = None
+    ) -> None:
         """Take a snapshot, which the thread then writes and shows; only the newest is kept for it.
 
         Args:
             core: the scheduler.
             now_s: the run's clock.
             state: what the run is at once nothing is left to be asked; as the core knows it if None.
+            worked_until_s: when that was, by the run's clock; rates and slot time end there.
         """
-        self._put(self._snapshot(core, now_s, state=state))
+        self._put(self._snapshot(core, now_s, state=state, worked_until_s=worked_until_s))
 
     def note(self, text: str) -> None:
         """Show a line at once."""
@@ -77,7 +80,14 @@ class Report:
             self._display.note(text)
 
     def close(
-        self, core: Core, now_s: float, *, state: str, last_error: str | None = None, is_ours: bool = True
+        self,
+        core: Core,
+        now_s: float,
+        *,
+        state: str,
+        worked_until_s: float | None = None,
+        last_error: str | None = None,
+        is_ours: bool = True,
     ) -> dict[str, Any]:
         """Write the last snapshot, durably, and end the thread.
 
@@ -85,6 +95,7 @@ class Report:
             core: the scheduler.
             now_s: the run's clock.
             state: how the run ended.
+            worked_until_s: see :meth:`publish`.
             last_error: what ended it, if an error did.
             is_ours: the folder is; in another driver's, nothing is written any more.
 
@@ -93,7 +104,7 @@ class Report:
         """
         last: dict[str, Any] | None = None
         try:
-            last = self._snapshot(core, now_s, state=state)
+            last = self._snapshot(core, now_s, state=state, worked_until_s=worked_until_s)
             if last_error is not None:
                 last["last_error"] = last_error
         finally:
@@ -110,8 +121,12 @@ class Report:
         self._display.close()
         return last
 
-    def _snapshot(self, core: Core, now_s: float, *, state: str | None) -> dict[str, Any]:
-        snapshot = self._progress.snapshot(core, self._total(), now_s)
+    def _snapshot(
+        self, core: Core, now_s: float, *, state: str | None, worked_until_s: float | None = None
+    ) -> dict[str, Any]:
+        until_s = now_s if worked_until_s is None else worked_until_s
+        snapshot = self._progress.snapshot(core, self._total(), until_s)
+        snapshot["elapsed_s"] = round(snapshot["elapsed_s"] + now_s - until_s, 3)
         if state is not None:
             snapshot["state"] = state
         over = state is not None

@@ -82,18 +82,21 @@ def status(progress: dict[str, Any], *, note: str | None = None, alive: bool = T
 def _uploads(s3: dict[str, Any], *, on: bool) -> list[str]:
     """How the uploads are."""
     text = f"s3        {wording.number(s3['uploaded'])} shards are in {s3['uri']}"
-    if s3["waiting"]:
+    if s3["waiting"] and on:
         text += f", {wording.number(s3['waiting'])} wait"
-    if s3["failed"]:
-        text += f" ({wording.number(s3['failed'])} failed, and are tried again)"
+        if s3["failed"]:
+            text += f" ({wording.number(s3['failed'])} failed, and are tried again)"
+    elif s3["waiting"]:
+        text += f"; {wording.number(s3['waiting'])} are NOT THERE: the same command uploads them"
     if on and s3["tail_age_s"] is not None:
         text += f"; what is not sealed: {wording.duration(s3['tail_age_s'])} ago"
     if not s3["conditional"]:
         text += "; this store lets two drivers overwrite each other"
     lines = textwrap.wrap(text, WIDTH, subsequent_indent=" " * 10)
     if s3["last_error"] and s3["waiting"]:
-        ago = wording.duration(s3["last_error_age_s"])
-        error = f"{s3['last_error']} ({ago} ago; {wording.number(s3['retries'])} tries failed in all)"
+        tries = f"{wording.number(s3['retries'])} tries failed in all"
+        when = f"{wording.duration(s3['last_error_age_s'])} ago; {tries}" if on else tries
+        error = f"{s3['last_error']} ({when})"
         folded = textwrap.wrap(error, WIDTH, initial_indent=" " * 10, subsequent_indent=" " * 10)
         lines += folded[:ERROR_LINES_MAX]
     return lines

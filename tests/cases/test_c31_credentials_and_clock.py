@@ -18,7 +18,7 @@ from tests.e2e.harness import (
     wait_for,
     write_prompts,
 )
-from tests.e2e.offsite import Stored, environment, options
+from tests.e2e.offsite import Stored, connection, environment, options
 from tests.s3.proxy import FaultProxy
 
 OLD, NEW = "AKIAOLDOLDOLDOLDOLD1", "AKIANEWNEWNEWNEWNEW1"
@@ -109,6 +109,16 @@ def test_uploads_that_fail_to_the_end_are_loud_and_a_later_start_makes_up_for_th
         first = genpipe(*command, env=environment(moto))
         state, kept = report(out), saved(out)
         proxy.clear()
+        # Whoever looks meanwhile is told that S3 has not all of it.
+        looks = [
+            genpipe(*look, env=environment(moto))
+            for look in (
+                ("status", out),
+                ("verify", out),
+                ("verify", place.uri, *connection(place)),
+                ("export", place.uri, tmp_path / "all.jsonl", *connection(place)),
+            )
+        ]
         fleet.stop()
         # No server is there any more, and none is needed.
         second = genpipe(*command, env=environment(moto))
@@ -120,6 +130,12 @@ def test_uploads_that_fail_to_the_end_are_loud_and_a_later_start_makes_up_for_th
     for word in ("200 of 200 prompts answered", "4 shards", f"NOT in {place.uri}", "the keys have expired"):
         assert word in last_line, last_line
     assert (state["state"], state["s3"]["waiting"], len(kept)) == ("done", 4, 200)
+    # The wait for S3 is in no rate.
+    assert state["rate_per_sec_segment"] > 200 / (state["elapsed_s"] - 2.5)
+    assert [look.code for look in looks] == [0, 1, 1, 1]
+    assert "4 are NOT THERE: the same command uploads them" in looks[0].out
+    assert "lacks 200 records of the 200" in looks[2].out
+    assert "lacks 200 records of the 200" in looks[3].err
     assert second.code == 0, second.err
     assert sorted(asked) == sorted(map(row_of, TEXTS[:200]))
     stored.assert_whole(TEXTS[:200])

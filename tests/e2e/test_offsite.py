@@ -382,14 +382,20 @@ def test_prompts_may_be_objects(tmp_path, weed):
     uri = "s3://runs/prompts/in.jsonl"
     with servers(tmp_path, 1, orders=False) as fleet:
         first = genpipe(*command(fleet, uri, out, place), env=env)
+        weed.delete("prompts/in.jsonl")
         second = genpipe(*command(fleet, uri, out, place), env=env)
+        (copy,) = (out / "inputs").glob("*.jsonl")
         weed.write("prompts/in.jsonl", source.read_bytes().replace(b"Row 7 ", b"Row x "))
         changed = genpipe(*command(fleet, uri, out, place), env=env)
         gone = genpipe(*command(fleet, uri + ".none", tmp_path / "no", place), env=env)
     checked = genpipe("check", uri, *connection(place), env=env)
     assert first.code == 0, first.err
     assert second.code == 0, second.err
+    assert f"its copy is used: {copy}" in second.err
+    # The copy that the run began with is kept, and named.
     assert changed.code == 2, changed.err
+    assert f"has changed; {copy} is how it was" in changed.err
+    assert copy.read_bytes() == source.read_bytes()
     assert_one_error(gone, 2, uri + ".none")
     assert not (tmp_path / "no").exists()
     assert checked.code == 0, checked.err
@@ -410,6 +416,11 @@ def wrong(weed, what):
         env = {
             name: value for name, value in env.items() if "AWS_ACCESS" not in name and "SECRET" not in name
         }
+    elif what == "rubbish":
+        del env["AWS_ACCESS_KEY_ID"], env["AWS_SECRET_ACCESS_KEY"]
+        config = weed.folder / "rubbish-config"
+        config.write_text("[default]\ncredential_process = echo []\n")
+        env["AWS_CONFIG_FILE"] = str(config)
     elif what == "bucket":
         place = weed.place("x", bucket="no-such-bucket")
     elif what == "endpoint":
@@ -426,6 +437,7 @@ def wrong(weed, what):
         ("secret", ("SignatureDoesNotMatch",)),
         ("key", ("InvalidAccessKeyId",)),
         ("no keys", ("no keys are found",)),
+        ("rubbish", ("the S3 library fails",)),
         ("bucket", ("no-such-bucket",)),
         ("endpoint", ("127.0.0.1:9", "--s3")),
         ("style", ("s3.path_style",)),

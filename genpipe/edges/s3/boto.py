@@ -71,12 +71,8 @@ class BotoObjects:
         self._has_worked = False
         try:
             self._session, self._client = _connect(place, session)
-        except library_errors() as error:
+        except Exception as error:  # as above
             raise ConfigError(str(trouble_of(error, place, "put"))) from error
-        except ValueError:
-            raise ConfigError(
-                f"{place.uri}: {place.endpoint_url} is no address: see s3.endpoint_url"
-            ) from None
 
     @property
     def name(self) -> str:
@@ -206,7 +202,6 @@ class BotoObjects:
     def _try(self, step: str, call: Callable[[Any], Result], tries: int) -> Result:
         """One step with whichever client is in use, noted and tried again."""
         last: ObjectStoreError | None = None
-        errors: tuple[type[Exception], ...] = (ObjectStoreError, *library_errors())
 
         def once() -> Result:
             nonlocal last
@@ -218,7 +213,7 @@ class BotoObjects:
             except PreconditionFailed:
                 self._has_worked = True
                 raise
-            except errors as error:
+            except Exception as error:  # the library raises more than its own errors
                 last = trouble_of(error, self.place, step)
                 self.troubles.note(last)
                 if last.kind is TroubleKind.CREDENTIALS and self._has_worked:
@@ -258,7 +253,7 @@ class BotoObjects:
             try:
                 # Other threads may still be in a request of the old client: it is left to them.
                 self._session, self._client = _connect(self.place, None)
-            except library_errors() as error:
+            except Exception as error:  # as above
                 self.troubles.note(trouble_of(error, self.place, "put"))
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from genpipe.core.errors import ConfigError, ObjectStoreError, StoreError, TroubleKind
 from genpipe.edges.files import blaming
-from genpipe.edges.s3.boto import PAUSE_MAX_S, PAUSE_S, connect, library_errors, unless_missing
+from genpipe.edges.s3.boto import PAUSE_MAX_S, PAUSE_S, connect, unless_missing
 from genpipe.edges.s3.objects import TRIES
 from genpipe.edges.s3.place import Place
 from genpipe.edges.s3.troubles import trouble_of
@@ -103,10 +103,8 @@ def _client(place: Place) -> Any:
     try:
         # The checksum that a store sends is of the whole object, and ranges do not have it.
         return connect(place, response_checksum_validation="when_required")
-    except library_errors() as error:
+    except Exception as error:  # the library raises more than its own errors
         raise ConfigError(str(trouble_of(error, place, "get"))) from error
-    except ValueError:
-        raise ConfigError(f"{place.uri}: {place.endpoint_url} is no address: see s3.endpoint_url") from None
 
 
 class _Object:
@@ -157,7 +155,7 @@ class _Object:
     def _head_once(self) -> Head | None:
         try:
             reply = unless_missing(self._client.head_object, **self._at)
-        except library_errors() as error:
+        except Exception as error:  # as above
             raise trouble_of(error, self._place, "head") from error
         if reply is None:
             return None
@@ -189,7 +187,9 @@ class _Object:
                     yield block
                     if self._stop.is_set():
                         return
-        except library_errors() as error:
+        except ConfigError:
+            raise
+        except Exception as error:  # as above
             # Of an error without a reply, the library's attribute is there, and None.
             reply = getattr(error, "response", None) or {}
             if reply.get("ResponseMetadata", {}).get("HTTPStatusCode") == 412:

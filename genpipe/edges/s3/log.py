@@ -3,10 +3,13 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from genpipe.core.bitmap import Bitmap
 from genpipe.core.errors import ConfigError
-from genpipe.edges.reading import in_turn
+from genpipe.core.progress import OVER
+from genpipe.core.wording import number as with_commas
+from genpipe.edges.reading import in_turn, report_of
 from genpipe.edges.run_folder import parse_run
 from genpipe.edges.s3 import layout
 from genpipe.edges.s3.commits import Commit, decode_all
@@ -39,6 +42,35 @@ class Log:
             for first, last in commit.entry.ranges:
                 done.add_range(first, last)
         return done
+
+
+def report_at(objects: Objects) -> dict[str, Any]:
+    """The last report of the run at a prefix; empty where there is none.
+
+    Raises:
+        ObjectStoreError: the store does not serve it.
+    """
+    fetched = objects.get(layout.PROGRESS)
+    return report_of(fetched.data) if fetched is not None else {}
+
+
+def never_uploaded(report: dict[str, Any], records: int) -> str | None:
+    """What a run that is over tells of and S3 lacks, in words; None where nothing is known to be lacking.
+
+    Args:
+        report: its last report, read before the records were counted.
+        records: how many S3 has.
+    """
+    completed = report.get("completed")
+    if report.get("state") not in OVER or not isinstance(completed, int) or completed <= records:
+        return None
+    return (
+        f"lacks {with_commas(completed - records)} records of the {with_commas(completed)} that the last report "
+        "of the run tells of"
+    )
+
+
+UPLOAD_THEM = "they were never uploaded: the same command on the same machine does it, and asks no model"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,10 +5,18 @@ from pathlib import Path
 
 from genpipe.edges import reading
 from genpipe.edges.reading import Held, Inventory, Lack
-from genpipe.edges.s3 import layout
 from genpipe.edges.s3.commits import Commit
 from genpipe.edges.s3.fetching import THREADS, fetch_shard
-from genpipe.edges.s3.log import Tail, only_in_tails, read_log, read_tails, run_id_of
+from genpipe.edges.s3.log import (
+    UPLOAD_THEM,
+    Tail,
+    never_uploaded,
+    only_in_tails,
+    read_log,
+    read_tails,
+    report_at,
+    run_id_of,
+)
 from genpipe.edges.s3.objects import Objects
 
 
@@ -45,12 +53,13 @@ class S3Shelf:
 
     def total(self) -> int | None:
         """See :class:`Shelf`."""
-        fetched = self._objects.get(layout.PROGRESS)
-        return reading.total_of(reading.report_of(fetched.data)) if fetched is not None else None
+        return reading.total_of(report_at(self._objects))
 
     def inventory(self) -> Inventory:
         """See :class:`Shelf`."""
         run_id = run_id_of(self._objects)
+        # Before the rest: what it tells of is there by then, or never was put.
+        report = report_at(self._objects)
         tails, bad_tails = read_tails(self._objects)
         log = read_log(self._objects, run_id)
         held = [self._held(commit) for commit in log.commits]
@@ -62,6 +71,9 @@ class S3Shelf:
                 size_bytes = sum(len(piece) for _, piece in tail.found.bad)
                 bad.append((tail.key, f"holds {size_bytes} bytes that are no record"))
         lacks = [Lack(file=f"{self.name}/{key}", what=what, then=self._then) for key, what in bad]
+        missing = never_uploaded(report, len(log.committed()) + data.count(b"\n"))
+        if missing is not None:
+            lacks.append(Lack(file=self.name, what=missing, then=UPLOAD_THEM))
         return Inventory(held=held, lacks=lacks)
 
     @property

@@ -254,12 +254,21 @@ def _without_reply(error: Exception, place: Place) -> tuple[TroubleKind, str]:
         return TroubleKind.UNREACHABLE, f"{store} closes the connection too early" + (
             f" ({reason})" if reason else ""
         )
+    if isinstance(error, ValueError) and str(error).startswith("Invalid endpoint"):
+        return TroubleKind.REFUSED, f"{place.endpoint_url} is no address: see s3.endpoint_url"
+    if not isinstance(error, boto.BotoCoreError):
+        return TroubleKind.BROKEN, f"the S3 library fails ({type(error).__name__})"
     return TroubleKind.REFUSED, _said(type(error).__name__, error)
 
 
 def _about_keys(error: Exception) -> str | None:
     from botocore import exceptions as boto
 
+    if isinstance(error, RuntimeError) and "credentials are still expired" in str(error):
+        return (
+            "the keys have expired, and so have those fetched anew: see to where they come from, and to this "
+            "machine's clock"
+        )
     if isinstance(error, boto.NoCredentialsError):
         return f"no keys are found: {_KEYS_NEXT}"
     if isinstance(error, boto.CredentialRetrievalError):

@@ -13,7 +13,18 @@ from genpipe.edges.s3 import layout
 from genpipe.edges.s3.auditing import PUT_BACK
 from genpipe.edges.s3.commits import Commit
 from genpipe.edges.s3.fetching import THREADS, fetch
-from genpipe.edges.s3.log import Log, Tail, only_in_tails, read_log, read_tails, run_id_of, snapshots
+from genpipe.edges.s3.log import (
+    UPLOAD_THEM,
+    Log,
+    Tail,
+    never_uploaded,
+    only_in_tails,
+    read_log,
+    read_tails,
+    report_at,
+    run_id_of,
+    snapshots,
+)
 from genpipe.edges.s3.objects import Listed, Objects
 from genpipe.edges.shards import scan
 
@@ -58,6 +69,7 @@ class _Look:
 
     def report(self, progress: Progress, threads: int) -> Report:
         # Each before what a driver at work puts before it: so what is named was there before.
+        last_report = report_at(self._objects)
         tails, bad_tails = read_tails(self._objects)
         batches = list(self._objects.list(layout.INDEX))
         shards = {listed.key: listed.size_bytes for listed in self._objects.list(layout.SHARDS)}
@@ -79,6 +91,8 @@ class _Look:
             self._check_batch(batch, log)
         self._note_orphans(shards, log)
         last_bytes = self._check_tails(tails, bad_tails, log)
+        if missing := never_uploaded(last_report, len(self._doubles.done)):
+            self._find(layout.PROGRESS, f"tells of more: S3 {missing}", UPLOAD_THEM)
         self._check_snapshots()
         self._note_probes()
         return Report(
