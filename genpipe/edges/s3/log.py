@@ -64,10 +64,8 @@ def never_uploaded(report: dict[str, Any], records: int) -> str | None:
     completed = report.get("completed")
     if report.get("state") not in OVER or not isinstance(completed, int) or completed <= records:
         return None
-    return (
-        f"lacks {with_commas(completed - records)} records of the {with_commas(completed)} that the last report "
-        "of the run tells of"
-    )
+    lacking, told = with_commas(completed - records), with_commas(completed)
+    return f"lacks {lacking} records of the {told} that the last report of the run tells of"
 
 
 UPLOAD_THEM = "they were never uploaded: the same command on the same machine does it, and asks no model"
