@@ -349,3 +349,21 @@ def test_what_shapes_an_answer_is_in_the_shape_and_what_does_not_is_not():
     for change in ("request.sampling.a=1", "request.extra_body.a=1", "input.system=x", "input.field=x"):
         assert config.load(overrides=[change]).shape("m") != plain
     assert config.load().shape("other") != plain
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("uri = 's3://bucket'", "s3.uri must name a folder in a bucket, such as s3://bucket/run1, got"),
+        ("uri = 's3://bucket/a/../b'", "s3.uri must not have empty parts, nor . or .."),
+        (f"uri = 's3://bucket/{'x' * 901}'", "s3.uri must not be longer than 900 bytes behind the bucket"),
+        ("endpoint_url = 'http://me:secret@store'", "s3.endpoint_url must hold no user and no password"),
+        ("uploads = 33", "s3.uploads must be at most 32, got 33"),
+    ],
+)
+def test_a_wrong_place_in_s3_is_named_and_no_password_is_shown(tmp_path, text, said):
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path, f"[s3]\n{text}")
+
+    assert said in str(caught.value)
+    assert "secret" not in str(caught.value)

@@ -21,6 +21,7 @@ from tests.e2e.harness import (
     write_prompts,
 )
 from tests.e2e.offsite import Stored, connection, environment, options
+from tests.faults.mounts import CannotMountError, in_memory
 from tests.s3.proxy import FaultProxy
 
 SPEED = ("--tokens-per-s", "200", "--tokens-per-s-full", "1600", "--max-running", "8")
@@ -278,6 +279,28 @@ def test_a_black_hole_holds_up_nothing_but_the_end_and_the_same_command_uploads_
 
 
 @pytest.mark.timeout(120)
+def test_a_run_that_ends_on_a_full_disk_says_what_is_not_in_s3_either(tmp_path, weed):
+    rows, env = texts(4_000, "for a disk that is too small"), environment(weed)
+    source = write_prompts(tmp_path / "in.jsonl", rows)
+    try:
+        disk = in_memory(tmp_path, "2m")
+    except CannotMountError as error:
+        pytest.skip(str(error))
+    with disk as mounted, FaultProxy(weed.url) as proxy, servers(tmp_path, 2, orders=False) as fleet:
+        place = weed.place("small-disk", endpoint_url=proxy.url)
+        proxy.answer("AccessDenied", method="PUT", key=r"/shards/", skip=2)
+        out = mounted.folder / "out"
+        full = genpipe(*command(fleet, source, out, place, stop_s=1), "--set=output.disk_wait_s=1", env=env)
+        state = report(out)
+    assert full.code == 73, full.err
+    assert f"NOT in {place.uri}" in last_line(full.err)
+    assert "no room" in last_line(full.err)
+    assert state["completed"] > 100
+    # The prefix is free: the next driver need not wait.
+    assert json.loads(Stored(weed, place).read("w00/lease.json"))["released"] is True
+
+
+@pytest.mark.timeout(120)
 def test_a_store_that_is_frozen_and_goes_on_later_does_no_harm(tmp_path, weed):
     rows, env, place = texts(800, "in the frost"), environment(weed), weed.place("frozen")
     source, out = write_prompts(tmp_path / "in.jsonl", rows), tmp_path / "out"
@@ -339,7 +362,8 @@ def test_status_verify_and_export_read_from_s3(tmp_path, weed):
         wait_for(lambda: run.over or Stored(weed, place).keys("w00/progress.json"), "a report in S3")
         early = genpipe("status", place.uri, *connection(place), env=env)
         code = run.wait()
-    late = genpipe("status", place.uri, "--json", *connection(place), env=env)
+    # The library's own variable does as well.
+    late = genpipe("status", place.uri, "--json", env={**env, "AWS_ENDPOINT_URL_S3": weed.url})
     verified = genpipe("verify", place.uri, *connection(place), env=env)
     near, far = tmp_path / "near.jsonl", tmp_path / "far.jsonl"
     ended = [
