@@ -49,7 +49,7 @@ bench-store: $(VENV)/.ready
 	$(BIN)/python scripts/bench_resume.py
 	$(BIN)/python scripts/bench_verify.py 10
 
-# Uploads beside boto3 alone, and the dispatch gap with S3 off, on and black-holed: about five minutes.
+# Uploads beside boto3 alone, and the dispatch gap with S3 off, on and black-holed: about four minutes.
 bench-uploads: $(VENV)/.ready
 	$(BIN)/python scripts/bench_uploads.py
 

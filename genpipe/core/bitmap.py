@@ -62,6 +62,11 @@ class Bitmap:
         self._bits[low : high + 1] = (before | mask).to_bytes(high + 1 - low, "little")
         self.count += (mask & ~before).bit_count()
 
+    def add_ranges(self, ranges: Iterable[tuple[int, int]]) -> None:
+        """Put runs (first, last) in, both included."""
+        for first, last in ranges:
+            self.add_range(first, last)
+
     def discard(self, index: int) -> bool:
         """Take ``index`` out; False if it was not in."""
         if index not in self:

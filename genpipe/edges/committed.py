@@ -46,8 +46,7 @@ class Committed:
                 self._digests.add((entry.seq, entry.digest))
                 self.entries.append(entry)
                 self.seqs.add(entry.seq)
-                for first, last in entry.ranges:
-                    self.indices.add_range(first, last)
+                self.indices.add_ranges(entry.ranges)
 
     @classmethod
     def read(cls, folder: Path, files: Files, warn: Callable[[str], None]) -> "Committed":

@@ -52,8 +52,7 @@ class Stock:
             StoreError: it holds some of those, and cannot be read.
         """
         if not overlap(self.done, entry):
-            for first, last in entry.ranges:
-                self.done.add_range(first, last)
+            self.done.add_ranges(entry.ranges)
             self.sums.merge(entry.sums)
             return
         fresh = [index for index in entry.indices() if self.done.add(index)]
@@ -83,8 +82,7 @@ class Stock:
                 continue
             first_of.setdefault(entry.seq, entry)
             fresh = entry.count - overlap(self.done, entry)
-            for first, last in entry.ranges:
-                self.done.add_range(first, last)
+            self.done.add_ranges(entry.ranges)
             known = listed.get(entry.seq)
             if known is None or not known.says_the_same(entry):
                 self.brought += fresh

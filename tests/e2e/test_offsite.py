@@ -161,6 +161,32 @@ def test_a_run_that_waits_for_servers_keeps_its_prefix_and_uploads_what_is_left(
     assert code == 143, waiting.err
 
 
+@pytest.mark.timeout(120)
+def test_a_run_that_waits_for_servers_and_loses_its_prefix_ends_at_once(tmp_path, weed):
+    rows, env, place = texts(20, "that nobody serves"), environment(weed), weed.place("lost-waiting")
+    source, out = write_prompts(tmp_path / "in.jsonl", rows), tmp_path / "out"
+    more = write_prompts(tmp_path / "more.jsonl", texts(40, "that nobody serves"))
+    with servers(tmp_path, 1, orders=False) as fleet:
+        first = genpipe(*command(fleet, source, out, place), env=env)
+        fleet.stop()
+        with running(*command(fleet, more, out, place), err=tmp_path / "1.err", env=env) as waiting:
+            held = "w00/lease.json"
+            wait_for(
+                lambda: waiting.over or not json.loads(Stored(weed, place).read(held))["released"], "a claim"
+            )
+            time.sleep(1.0)
+            waiting.send(signal.SIGSTOP)
+            elsewhere = command(fleet, more, tmp_path / "two", place)
+            with running(*elsewhere, err=tmp_path / "2.err", env=env) as other:
+                wait_for(lambda: other.over or "taken over as claim" in other.err, "the other", 20)
+                waiting.send(signal.SIGCONT)
+                code = waiting.wait(15)
+                assert not other.over, other.err
+    assert first.code == 0, first.err
+    assert code == 75, waiting.err
+    assert place.uri in last_line(waiting.err)
+
+
 # ---- another machine ----
 
 

@@ -189,6 +189,27 @@ def test_a_store_that_was_away_is_found_again(quick, make, proxy):
     assert objects.get("a").data == b"three"
 
 
+@pytest.mark.parametrize(
+    ("status", "headers", "body", "tries"),
+    [
+        # Where it is sent elsewhere the library itself asks a second time.
+        (302, {"Location": "http://127.0.0.1:9/login"}, b"", 1),
+        (200, {"ETag": '"abc"'}, b"abc", 2),
+    ],
+    ids=["sent elsewhere", "no time"],
+)
+def test_a_reply_that_is_none_of_a_stores_is_one_line_and_is_tried_again(
+    quick, make, proxy, status, headers, body, tries
+):
+    objects = make()
+    objects.put("a", b"one")
+    proxy.answer("odd", status=status, headers=headers, body=body, method="GET", times=2)
+
+    assert objects.get("a").data == b"one"
+    assert objects.troubles.counts() == {"broken": tries}
+    assert "\n" not in objects.troubles.last()
+
+
 # ---- what does not pass ----
 
 

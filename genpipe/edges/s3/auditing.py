@@ -259,8 +259,7 @@ def _check_unknown(
     stale = of_numbers(mine, others)
     theirs = Bitmap()
     for commit in others:
-        for first, last in commit.entry.ranges:
-            theirs.add_range(first, last)
+        theirs.add_ranges(commit.entry.ranges)
     for one in mine:
         if one.file not in stale and (count := one.count_in(theirs)):
             what = f"holds {count} records of prompts that another machine has committed"

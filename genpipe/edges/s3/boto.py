@@ -71,7 +71,7 @@ class BotoObjects:
         self._has_worked = False
         try:
             self._session, self._client = _connect(place, session)
-        except Exception as error:  # as above
+        except Exception as error:  # the library raises more than its own errors
             raise ConfigError(str(trouble_of(error, place, "put"))) from error
 
     @property
@@ -253,7 +253,7 @@ class BotoObjects:
             try:
                 # Other threads may still be in a request of the old client: it is left to them.
                 self._session, self._client = _connect(self.place, None)
-            except Exception as error:  # as above
+            except Exception as error:  # the library raises more than its own errors
                 self.troubles.note(trouble_of(error, self.place, "put"))
 
 
@@ -319,15 +319,6 @@ def _connect(place: Place, session: Any, **changes: Any) -> tuple[Any, Any]:
             endpoint_url=place.endpoint_url,
             config=client_config(place, **changes),
         )
-
-
-def library_errors() -> tuple[type[Exception], ...]:
-    """What the library raises for whatever goes wrong between it and a store."""
-    from botocore.exceptions import BotoCoreError, ClientError
-    from botocore.parsers import ResponseParserError
-    from urllib3.exceptions import HTTPError
-
-    return (BotoCoreError, ClientError, ResponseParserError, HTTPError, OSError)
 
 
 def unless_missing(call: Callable[..., dict[str, Any]], **request: Any) -> dict[str, Any] | None:

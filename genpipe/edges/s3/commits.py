@@ -70,10 +70,6 @@ class Commit:
         except (KeyError, TypeError, ValueError):
             return None
 
-    def has_same_shard(self, other: "Commit") -> bool:
-        """Whether both commit the same records of the same run, from whatever object."""
-        return self.run_id == other.run_id and self.entry.says_the_same(other.entry)
-
 
 def decode_all(data: bytes) -> dict[int, Commit]:
     """The commits of many lines, by number; lines that do not count are left out."""

@@ -155,7 +155,7 @@ class _Object:
     def _head_once(self) -> Head | None:
         try:
             reply = unless_missing(self._client.head_object, **self._at)
-        except Exception as error:  # as above
+        except Exception as error:  # the library raises more than its own errors
             raise trouble_of(error, self._place, "head") from error
         if reply is None:
             return None
@@ -189,7 +189,7 @@ class _Object:
                         return
         except ConfigError:
             raise
-        except Exception as error:  # as above
+        except Exception as error:  # the library raises more than its own errors
             # Of an error without a reply, the library's attribute is there, and None.
             reply = getattr(error, "response", None) or {}
             if reply.get("ResponseMetadata", {}).get("HTTPStatusCode") == 412:

@@ -19,6 +19,10 @@ THREADS = 8
 """So many commits are read at once: what is waited for is the way there and back, and not the bytes."""
 
 _NAMED_MAX = 5
+_THEN = (
+    "the prompts of their shards run again, but for shards that are in this folder, which are sent again. "
+    "Put the objects back first if the bucket keeps older versions"
+)
 
 Warn = Callable[[str], None]
 
@@ -49,8 +53,7 @@ class Log:
         """Prompts whose only record was in objects that are gone."""
         have = Bitmap()
         for commit in self.commits.values():
-            for first, last in commit.entry.ranges:
-                have.add_range(first, last)
+            have.add_ranges(commit.entry.ranges)
         return sum(commit.entry.count - overlap(have, commit.entry) for commit in self.lost)
 
 
@@ -120,11 +123,8 @@ class _Reading:
         # Whoever deleted the end of the log did so by hand: what it named is not ours to remove.
         beyond = [commit for number, commit in self._told.items() if number >= log.next_number]
         if beyond:
-            self._warn(
-                f"{_commits(self._objects, [commit.number for commit in beyond])} ARE GONE from the end of "
-                "the log: the prompts of their shards run again, but for shards in this folder, which are "
-                "sent again. Put the objects back first if the bucket keeps older versions"
-            )
+            numbers = [commit.number for commit in beyond]
+            self._warn(f"{_commits(self._objects, numbers)} ARE GONE from the end of the log: {_THEN}")
         named = {commit.key for commit in (*log.commits.values(), *log.lost, *beyond)}
         if not log.unknown:
             log.unnamed = sorted(self._sizes.keys() - named)
@@ -191,15 +191,11 @@ class _Reading:
         """Warn of what is wrong with commit objects."""
         unknown = [number for number in damaged if number in self._log.unknown]
         known = [number for number in damaged if number not in self._log.unknown]
-        then = (
-            "the prompts of their shards run again, but for shards that are in this folder, which are sent "
-            "again. Put the objects back first if the bucket keeps older versions"
-        )
         if gone:
-            self._warn(f"{_commits(self._objects, gone)} ARE GONE, although later ones are there: {then}")
+            self._warn(f"{_commits(self._objects, gone)} ARE GONE, although later ones are there: {_THEN}")
         if unknown:
             self._warn(
-                f"{_commits(self._objects, unknown)} ARE DAMAGED, and nothing else tells of them: {then}"
+                f"{_commits(self._objects, unknown)} ARE DAMAGED, and nothing else tells of them: {_THEN}"
             )
         if known:
             self._warn(f"{_commits(self._objects, known)} are damaged; what they said is known, and counts")

@@ -128,7 +128,7 @@ class Housekeeping:
             step()
         except Fenced:
             raise
-        except Exception as error:  # a bug too
+        except Exception as error:  # a bug too is told, and must not end the housekeeping
             self._note(error)
 
     def _take_snapshots(self) -> None:

@@ -17,6 +17,9 @@ from genpipe.edges.s3.fetching import fetch, fetch_whole
 from genpipe.edges.s3.objects import Objects
 from genpipe.edges.shards import Scan, scan
 
+UPLOAD_THEM = "they were never uploaded: the same command on the same machine does it, and asks no model"
+"""What is to be done about records that S3 never got."""
+
 _THREADS = 16
 _LOOKS_MAX = 5
 
@@ -39,8 +42,7 @@ class Log:
         """The prompts that have a record in a committed shard."""
         done = Bitmap()
         for commit in self.commits:
-            for first, last in commit.entry.ranges:
-                done.add_range(first, last)
+            done.add_ranges(commit.entry.ranges)
         return done
 
 
@@ -66,9 +68,6 @@ def never_uploaded(report: dict[str, Any], records: int) -> str | None:
         return None
     lacking, told = with_commas(completed - records), with_commas(completed)
     return f"lacks {lacking} records of the {told} that the last report of the run tells of"
-
-
-UPLOAD_THEM = "they were never uploaded: the same command on the same machine does it, and asks no model"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -271,8 +271,7 @@ class Remote:
             for index in scan(self._read(path / SHARDS / shard.name)).indices:
                 done.add(index)
         for entry in entries:
-            for first, last in entry.ranges:
-                done.add_range(first, last)
+            done.add_ranges(entry.ranges)
         return done
 
     def _restore_lists(self, path: Path) -> None:

@@ -175,7 +175,8 @@ def _kind_of_status(status: int) -> TroubleKind:
         return TroubleKind.SLOW_DOWN
     if status in (301, 307, 308):
         return TroubleKind.REGION
-    if status >= 500 and status != 501:
+    # No store sends anybody elsewhere in this way: a portal or a proxy does, for a while.
+    if status in (302, 303) or (status >= 500 and status != 501):
         return TroubleKind.BROKEN
     return TroubleKind.REFUSED
 

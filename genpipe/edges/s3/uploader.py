@@ -313,7 +313,7 @@ class Uploader:
                     return True
         except Fenced:
             raise
-        except Exception as error:  # as above
+        except Exception as error:  # a bug too is told, and must not end what the others wait for
             self._note(error)
             self._backlog.stumbled(entry)
             return False
@@ -379,7 +379,7 @@ class Uploader:
                 self._lease.renew()
             except Fenced as error:
                 self._objects.shut(error)
-            except Exception as error:  # as above
+            except Exception as error:  # a bug too is told, and must not end what the others wait for
                 self._note(error)
                 wait_s = self._settings.lease_s / 10
 
