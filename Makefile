@@ -2,7 +2,7 @@
 PYTHON ?= python3.11
 VENV ?= .venv
 BIN := $(VENV)/bin
-SEED ?= 7
+SEED ?=
 WORKERS ?= 3
 
 ROUNDS ?= 10
@@ -34,9 +34,9 @@ fix: $(VENV)/.ready
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# One simulated world in virtual time: make sim SEED=7
+# 500 simulated worlds in virtual time, about a minute; make sim SEED=7 runs one and tells its story.
 sim: $(VENV)/.ready
-	$(BIN)/python -m genpipe.sim.engine $(SEED)
+	$(BIN)/python -m genpipe.sim.seeds $(SEED)
 
 # CPU per request beside a bare aiohttp loop, in turn in one run.
 bench: $(VENV)/.ready

@@ -24,9 +24,9 @@ T = TypeVar("T")
 
 EXIT_CODES = """
 Exit codes: 0 every prompt done (and uploaded, where S3 is set); 1 finished, some failed (listed in
-failed.jsonl) or not uploaded; 2 config, input or resume
-mismatch; 3 stopped by a guard; 70 a bug; 73 disk full; 74 store; 75 another driver owns the run; 130 or 143
-stopped by a signal, resumable.
+failed.jsonl) or not uploaded; 2 config, input or resume mismatch; 3 stopped by a guard, or with no server for
+retry.give_up_s; 70 a bug; 73 disk full; 74 store; 75 another driver owns the run; 130 or 143 stopped by a
+signal, resumable.
 """
 
 RUN_AT = "A run folder, or s3://bucket/prefix."
@@ -145,6 +145,9 @@ def run(
             "--set", metavar="SECTION.KEY=VALUE", help="Any setting; the value is TOML; repeatable."
         ),
     ] = None,
+    no_hedge: Annotated[
+        bool, typer.Option("--no-hedge", help="Send no late request to a second server near the end.")
+    ] = False,
     retry_failed: Annotated[
         bool, typer.Option("--retry-failed", help="Ask prompts again that failed for good.")
     ] = False,
@@ -174,6 +177,7 @@ def run(
         concurrency=concurrency,
         out=out,
         s3=s3,
+        hedge=not no_hedge,
     )
     if print_config:
         _say(settings.model_dump_json(indent=2))
@@ -246,6 +250,37 @@ def status(
         if not (watch and seen.alive):
             return
         time.sleep(1 if objects is None else WATCH_OFFSITE_S)
+
+
+@app.command(short_help="Change limits of a live run, add servers to it, or remove some.")
+def limit(
+    folder: Annotated[str, typer.Argument(metavar="DIR", help="The folder of a run that is under way.")],
+    changes: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="SERVER=N",
+            help="Requests at once. SERVER is an address, or the end of one that the run has; * is all.",
+        ),
+    ],
+) -> None:
+    """Change how many requests servers of a live run have at once, add servers, or remove some (0).
+
+    It is so until the run ends; one that is resumed begins with the servers of its command. Requests that a
+    removed server has are let run to their end.
+
+    Exits with 0 once the run has taken it, and with 1 if it has not within 5 s (it will, if it goes on).
+
+    \b
+    For example:
+      genpipe limit runs/first gpu1:30000=64
+      genpipe limit runs/first http://gpu9:30000=32 :30001=0
+      genpipe limit runs/first '*=16'
+    """  # noqa: D301  # as above
+    from genpipe import limiting
+
+    if not isinstance(_target(folder, None), Path):
+        raise ConfigError("limits are changed where the driver is: name its run folder")
+    raise typer.Exit(limiting.limit(Path(folder), changes, say=_say, tell=_tell))
 
 
 @app.command(short_help="Read prompts as a run would, and name the bad ones.")

@@ -10,16 +10,16 @@ from pathlib import Path
 from genpipe import __version__
 from genpipe.config import Settings
 from genpipe.core import wording
-from genpipe.core.errors import ConfigError, Fenced, GenpipeError, ResumeMismatch
+from genpipe.core.errors import ConfigError, Fenced, GenpipeError, ResumeMismatch, ServerFault
 from genpipe.core.progress import Restored
 from genpipe.core.values import Chunk
 from genpipe.driving import Drive, Parts
 from genpipe.edges import prompts
 from genpipe.edges.console import Display
 from genpipe.edges.dialects import Dialect
-from genpipe.edges.discovery import find_model
+from genpipe.edges.discovery import Served, one_model, survey
 from genpipe.edges.files import OsFiles
-from genpipe.edges.process import raise_file_limit
+from genpipe.edges.process import check_local_ports, raise_file_limit
 from genpipe.edges.record import Wall
 from genpipe.edges.run_folder import RunFolder, RunIdentity, recorded_run
 from genpipe.edges.s3.place import Place
@@ -91,6 +91,12 @@ class _Peeked:
         await self._source.verify_rest()
 
 
+def _last_model_path(folder: RunFolder) -> str | None:
+    """What the servers had loaded when the run went on last, where they said it."""
+    paths = (entry.get("model_path") for entry in reversed(folder.segments))
+    return next((path for path in paths if isinstance(path, str)), None)
+
+
 class _Run:
     """One call of :func:`run`, step by step; what it opens, its stack closes."""
 
@@ -104,6 +110,10 @@ class _Run:
         self.wall = Wall(wall_s=time.time(), run_s=self.clock.now_s())
         self.out = Path(settings.output.dir or "")
         self.endpoints = endpoints_of(settings)
+        # What each server said that it serves, or why it said nothing; and the one model of them all.
+        self.answers: dict[str, Served | ServerFault] | None = None
+        self.served: Served | None = None
+        self.recorded_path: str | None = None
         self.offsite: Offsite | None = None
         # Set when whoever waits in a thread is to give up.
         self.ended = threading.Event()
@@ -129,11 +139,12 @@ class _Run:
         if began_with is None and self.offsite is not None:
             began_with = await asyncio.to_thread(self.offsite.recorded_run)
         model = self.settings.request.model
-        served: str | None = None
         if model is None and began_with is not None and not allow_changed:
             model = began_with["settings"]["request"]["model"]
         if model is None:
-            model = served = await self._find_model()
+            await self._survey(wait=True)
+            assert self.served is not None
+            model = self.served.name
         folder = await self._claim(model, allow_changed=allow_changed)
         store, store_thread = await self._open_store(folder, retry_failed=retry_failed)
         if self.offsite is not None:
@@ -144,9 +155,13 @@ class _Run:
         files = await self._fetch_inputs(dialect)
         source = self._open_source(folder, files, dialect, store)
         first = await source.read(sum(server.concurrency for server in self.settings.servers))
-        if served is None and (first.prompts or not first.exhausted):
-            # Only now is it known that servers are needed at all.
-            self._compare_models(model, await self._find_model())
+        self.recorded_path = _last_model_path(folder)
+        if self.answers is None and (first.prompts or not first.exhausted):
+            # Only now is it known that servers are needed at all. Those that cannot be asked are left to the
+            # scheduler, if it can tell later whether they serve the run's model.
+            can_tell = self.recorded_path is not None or self.settings.request.model is not None
+            await self._survey(wait=not can_tell)
+        self._compare_models(model)
         restored = Restored(
             done=store.done.count,
             failed=0 if retry_failed else store.failed_for_good_count,
@@ -168,6 +183,8 @@ class _Run:
             store=store_thread,
             source=_Peeked(source, first),
             transport=transport,
+            model_path=self.served.path if self.served is not None else None,
+            starting=self._starting(),
             restored=restored,
             offsite=self.offsite,
         )
@@ -187,7 +204,9 @@ class _Run:
         self.inputs.look()
         if not self.inputs.are_remote:
             self._scan(self.inputs.local(), dialect)
-        raise_file_limit(sum(server.concurrency for server in settings.servers))
+        limits = {server.url: server.concurrency for server in settings.servers}
+        check_local_ports(limits)
+        raise_file_limit(sum(limits.values()))
         return dialect
 
     def _scan(self, files: list[Path], dialect: Dialect) -> None:
@@ -217,16 +236,45 @@ class _Run:
         self.offsite = await opened(opening, Offsite.give_up, on_cancel=self.ended.set)
         self.stack.push_async_callback(self.offsite.close, self.signals)
 
-    async def _find_model(self) -> str:
-        return await find_model(
-            self.endpoints, configured=self.settings.request.model, note=self.display.note
+    async def _survey(self, *, wait: bool) -> None:
+        """Ask the servers what they serve; with ``wait``, until one of them says it."""
+        note = self.display.note
+        self.answers = await survey(self.endpoints, wait=wait, note=note)
+        self.served = one_model(
+            self.answers,
+            configured=self.settings.request.model,
+            any_model=self.settings.start.any_model,
+            note=note,
         )
 
-    def _compare_models(self, before: str, now: str) -> None:
-        if self.settings.request.model is None and before != now:
+    def _starting(self) -> frozenset[int]:
+        """Servers that could not be asked."""
+        return frozenset(
+            position
+            for position, endpoint in enumerate(self.endpoints)
+            if isinstance((self.answers or {}).get(endpoint.url), ServerFault)
+        )
+
+    def _model_path(self) -> str | None:
+        """What a server that joins must serve: as those that are there, or as an earlier segment had it."""
+        if self.settings.start.any_model:
+            return None
+        return self.served.path if self.served is not None else self.recorded_path
+
+    def _compare_models(self, before: str) -> None:
+        """Hold what is served now against what the run began with."""
+        if self.served is None:
+            return
+        if self.settings.request.model is None and before != self.served.name:
             raise ResumeMismatch(
                 f"the run in {self.out} began with other settings: request.model was {before!r}, and the "
-                f"servers now serve {now!r}. Serve that model again, or give another output folder"
+                f"servers now serve {self.served.name!r}. Serve that model again, or give another output "
+                "folder"
+            )
+        if None not in (self.recorded_path, self.served.path) and self.recorded_path != self.served.path:
+            self._warn(
+                f"the servers served {self.recorded_path} when this run went on before, and now they serve "
+                f"{self.served.path}: stop it if that is another model"
             )
 
     async def _claim(self, model: str, *, allow_changed: bool) -> RunFolder:
@@ -319,6 +367,7 @@ class _Run:
             model=model,
             members={**request.sampling, **request.extra_body},
             timeout_s=request.timeout_s,
+            model_path=self._model_path(),
         )
         return await self.stack.enter_async_context(transport)
 

@@ -1,21 +1,20 @@
 """The run's settings: one TOML file, ``section.key=value`` over it, and errors that name the key."""
 
-import re
 import tomllib
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
-from urllib.parse import urlsplit
 
-from pydantic import Field, ValidationError, field_validator, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import Field, ValidationError, model_validator
 
 from genpipe.config_errors import Origin, explain
+from genpipe.config_servers import ServerConfig, once_each, spread
 from genpipe.config_types import (
     Count,
+    Flag,
     HttpUrl,
     Name,
+    OnBound,
     PathText,
     S3Uri,
     Seconds,
@@ -27,6 +26,8 @@ from genpipe.config_types import (
     misplaced,
 )
 from genpipe.core.errors import ConfigError
+
+__all__ = ["ServerConfig", "Settings", "load"]
 
 _OWN_BODY_KEYS = {"messages", "prompt", "text", "input_ids", "model", "rid", "stream"}
 
@@ -51,40 +52,6 @@ class Input(Section):
     on_bad_line: Literal["skip", "fail"] = "skip"
 
 
-class ServerConfig(Section):
-    """One server.
-
-    Attributes:
-        url: base address, without ``/v1``.
-        kind: ``sglang``, or ``openai`` for any other server with that API.
-        concurrency: requests open at once.
-        api_key_env: environment variable that holds its key.
-    """
-
-    url: str
-    kind: Literal["sglang", "openai"] = "sglang"
-    concurrency: Count = 32
-    api_key_env: Name | None = None
-
-    @field_validator("url")
-    @classmethod
-    def _base_address(cls, url: str) -> str:
-        if "@" in url:
-            # It may hold a password, so it is not shown; an address is a server's name in every file and log.
-            raise PydanticCustomError("secret", "must hold no user and no password: use api_key_env")
-        if not (url.isprintable() and re.fullmatch(r"https?://[^\s/?#]+(/[^\s?#]*)?", url)):
-            raise ValueError("must be an address such as http://gpu1:30000")
-        try:
-            parts = urlsplit(url)
-            port = parts.port
-            (parts.hostname or "").encode("idna")
-        except ValueError as error:
-            raise ValueError(f"must be an address such as http://gpu1:30000 ({_reason(error)})") from None
-        if not parts.hostname or port == 0 or parts.netloc.endswith(":"):
-            raise ValueError("must be an address such as http://gpu1:30000")
-        return url.rstrip("/").removesuffix("/v1").rstrip("/")
-
-
 class Request(Section):
     """What is asked of a server, the same for all prompts.
 
@@ -94,6 +61,10 @@ class Request(Section):
         sampling: sampling parameters, passed through (``temperature``, ``max_tokens`` …).
         extra_body: further members of the request body, passed through.
         timeout_s: limit of one request; passing it ends the prompt. None: no limit.
+        stall_s: age at which a request is given up, closed, and sent to another server. None: learnt from how
+            long this run's answers take.
+        silent_s: a server that for so long neither answers nor shows any work is given up, with all its
+            requests.
         grace_s: how long a stop waits for requests in flight.
     """
 
@@ -102,6 +73,8 @@ class Request(Section):
     sampling: dict[str, Any] = Field(default_factory=dict)
     extra_body: dict[str, Any] = Field(default_factory=dict)
     timeout_s: SomeSeconds | None = None
+    stall_s: SomeSeconds | None = None
+    silent_s: SomeSeconds = 60.0
     grace_s: Seconds = 20.0
 
     @model_validator(mode="after")
@@ -118,21 +91,20 @@ class Request(Section):
         return self
 
 
-def _reason(error: ValueError) -> str:
-    """Why something is no address."""
-    if isinstance(error, UnicodeError):
-        return "its host has a part that is empty, too long, or of odd characters"
-    return str(error).lower()
-
-
 class StartConfig(Section):
     """How a run begins.
 
     Attributes:
         ramp_s: slots open over this time, so that a fleet is not hit by a herd.
+        order: ``input``, or ``longest_first``: of the prompts in memory the longest goes first, as a guess at
+            the longest answer, so that the end of the run is not spent waiting for a few.
+        any_model: servers may serve different models; otherwise one with another model than the run's is
+            not used.
     """
 
     ramp_s: Seconds = 1.0
+    order: Literal["input", "longest_first"] = "input"
+    any_model: Flag = False
 
 
 class Output(Section):
@@ -192,6 +164,10 @@ class Retry(Section):
         pause_max_s: longest pause of a prompt, and longest wait between two probes of a server.
         bench_faults: faults in a row that take a server out of use.
         bench_pause_s: wait before the first probe of a server; doubles.
+        give_up_s: how long to wait while no server can be used before the run stops. None: for ever.
+        hedge: near the end, late requests are sent to a second server as well; the first answer counts.
+        poison: a prompt with which two servers died is sent to no other server (``give_up``), or once more
+            at the end, ``alone`` on one of those that died.
     """
 
     prompt_attempts: Count = 4
@@ -199,18 +175,37 @@ class Retry(Section):
     pause_max_s: SomeSeconds = 8.0
     bench_faults: Count = 3
     bench_pause_s: SomeSeconds = 0.5
+    give_up_s: SomeSeconds | None = None
+    hedge: Flag = True
+    poison: Literal["give_up", "alone"] = "give_up"
 
 
 class Guards(Section):
-    """When a run stops itself, because it cannot be what was meant.
+    """When a run stops itself, or warns, because it cannot be what was meant.
 
     Attributes:
-        refused_after: prompts that must have ended first.
-        refused_share: a larger share of prompts refused by the servers stops the run.
+        refused_after: prompts that must have ended before the next bound counts.
+        refused_share: a larger share of the first prompts refused by the servers stops the run.
+        after: prompts that must have ended, and answers that must have come, before the bounds below count.
+        window: how many of the last ones they look at.
+        failed_share: share of prompts that may end without an answer.
+        empty_share: share of answers that may be empty.
+        cut_share: share of answers that may be cut off at the length limit.
+        on_failed: what happens past that bound: ``stop`` ends the run, ``warn`` says so and goes on.
+        on_empty: likewise.
+        on_cut: likewise.
     """
 
     refused_after: Count = 200
     refused_share: Share = 0.5
+    after: Count = 200
+    window: Annotated[int, Field(ge=1, le=1_000_000, strict=True)] = 1000
+    failed_share: Share = 0.5
+    empty_share: Share = 0.2
+    cut_share: Share = 0.5
+    on_failed: OnBound = "stop"
+    on_empty: OnBound = "warn"
+    on_cut: OnBound = "warn"
 
 
 class Settings(Section):
@@ -256,6 +251,7 @@ def load(
     concurrency: int | None = None,
     out: str | None = None,
     s3: str | None = None,
+    hedge: bool = True,
 ) -> Settings:
     """The settings in force: the file, then ``--set``, then the named options.
 
@@ -267,6 +263,7 @@ def load(
         concurrency: requests per server.
         out: the run folder.
         s3: ``s3://bucket/prefix`` of the run.
+        hedge: False: as ``retry.hedge=false``; True: as the settings say.
 
     Raises:
         ConfigError: naming the file and the key, and the nearest known name for an unknown one.
@@ -275,15 +272,16 @@ def load(
     origin = Origin(str(path) if path is not None else "settings")
     for override in overrides:
         origin.keys["--set"].append(_override(data, override))
-    if prompts:
-        _section(data, "input", origin.file)["paths"] = list(prompts)
-        origin.keys["--prompts"].append(["input", "paths"])
-    if out is not None:
-        _section(data, "output", origin.file)["dir"] = out
-        origin.keys["--out"].append(["output", "dir"])
-    if s3 is not None:
-        _section(data, "s3", origin.file)["uri"] = s3
-        origin.keys["--s3"].append(["s3", "uri"])
+    options = {
+        "--prompts": ("input", "paths", list(prompts) or None),
+        "--out": ("output", "dir", out),
+        "--s3": ("s3", "uri", s3),
+        "--no-hedge": ("retry", "hedge", None if hedge else False),
+    }
+    for option, (section, key, value) in options.items():
+        if value is not None:
+            _section(data, section, origin.file)[key] = value
+            origin.keys[option].append([section, key])
     if servers:
         data["servers"] = [{"url": url} for url in servers]
         origin.keys["--servers"].append(["servers"])
@@ -291,16 +289,12 @@ def load(
         raise ConfigError(f"--concurrency must be at least 1, got {concurrency}")
     entries = data.get("servers", [])
     if isinstance(entries, list):
-        data["servers"] = _spread(entries, concurrency, origin)
+        data["servers"] = entries = spread(entries, concurrency, origin)
     try:
         settings = Settings.model_validate(data)
     except ValidationError as error:
         raise ConfigError(explain(error.errors()[0], data, origin, Settings)) from None
-    for url, times in Counter(server.url for server in settings.servers).items():
-        if times > 1:
-            where = origin.of(["servers"])
-            raise ConfigError(f"{where}: server {url} is given {times} times; give it once, with its limit")
-    return settings
+    return settings.model_copy(update={"servers": once_each(settings.servers, entries, origin)})
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -351,31 +345,3 @@ def _toml_value(text: str) -> Any:
     except (tomllib.TOMLDecodeError, RecursionError):
         return text.strip()
     return values["value"] if len(values) == 1 else text.strip()
-
-
-def _spread(entries: list[Any], concurrency: int | None, origin: Origin) -> list[Any]:
-    """Each address with a range of ports becomes one entry a port."""
-    spread: list[Any] = []
-    for entry in entries:
-        if not (isinstance(entry, dict) and isinstance(entry.get("url"), str)):
-            spread.append(entry)
-            continue
-        for url in _ports(entry["url"], origin):
-            one = {**entry, "url": url}
-            if concurrency is not None:
-                one["concurrency"] = concurrency
-            spread.append(one)
-    return spread
-
-
-def _ports(url: str, origin: Origin) -> Iterable[str]:
-    match = re.fullmatch(r"([^@]*:)([0-9]{1,9})-([0-9]{1,9})(/.*)?", url)
-    if match is None:
-        return [url]
-    head, first, last, tail = match.group(1), int(match.group(2)), int(match.group(3)), match.group(4) or ""
-    if not 0 < first <= last < 65536:
-        where = origin.of(["servers"])
-        raise ConfigError(
-            f"{where}: server {url}: {first}-{last} is no range of ports; write e.g. 30000-30007"
-        )
-    return [f"{head}{port}{tail}" for port in range(first, last + 1)]

@@ -72,6 +72,7 @@ _WANTED = {
     "string_type": "must be text",
     "float_type": "must be a number",
     "int_type": "must be a whole number",
+    "bool_type": "must be true or false",
     "finite_number": "must be a finite number",
 }
 

@@ -2,7 +2,7 @@
 
 import math
 import re
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from pydantic_core import PydanticCustomError
@@ -54,6 +54,8 @@ Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False, strict=True)]
 SomeSeconds = Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)]
 Share = Annotated[float, Field(ge=0, le=1, strict=True)]
 Count = Annotated[int, Field(ge=1, strict=True)]
+Flag = Annotated[bool, Field(strict=True)]
+OnBound = Literal["stop", "warn"]
 Name = Annotated[str, AfterValidator(_sayable)]
 Text = Annotated[str, AfterValidator(_unicode)]
 PathText = Annotated[str, AfterValidator(_path)]

@@ -9,8 +9,9 @@ from typing import Any, Protocol, TypeVar
 from genpipe.core import wording
 from genpipe.core.errors import AttemptError, DiskFull, GenpipeError, StoreError
 from genpipe.core.flow import Core
+from genpipe.core.notices import Notices
 from genpipe.core.ports import Clock, Source, Store, Transport
-from genpipe.core.values import Cancel, Commit, Group, Measure, Probe, Read, Reply, Start
+from genpipe.core.values import Cancel, Commit, Group, Inquire, Measure, Probe, Read, Reply, Start
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +53,7 @@ class Driver:
         self._store = store
         self._clock = clock
         self._reporter = reporter
+        self._notices = Notices()
         self._attempts: dict[int, asyncio.Task[None]] = {}
         self._helpers: set[asyncio.Task[None]] = set()
         self._arrived: deque[tuple[Start, Reply]] = deque()
@@ -119,6 +121,15 @@ class Driver:
         self._core.stop(self._clock.now_s(), grace_s=grace_s)
         self._step(self._pump)
 
+    def set_limit(self, url: str, limit: int) -> None:
+        """Change the live fleet; see :meth:`genpipe.core.flow.Core.set_limit`. No effect after the end."""
+
+        def change() -> None:
+            self._core.set_limit(url, limit, self._clock.now_s())
+            self._pump()
+
+        self._step(change)
+
     def fail(self, error: GenpipeError) -> None:
         """End the run with ``error``, met outside of the run's tasks; without effect after the end."""
         if self._running:
@@ -159,9 +170,9 @@ class Driver:
                 case Read(count=count):
                     self._begin(self._read(count), "read")
                 case Probe():
-                    task = self._begin(self._probe(action), "probe")
-                    self._helpers.add(task)
-                    task.add_done_callback(self._helpers.discard)
+                    self._help(self._probe(action), "probe")
+                case Inquire():
+                    self._help(self._inquire(action), "inquire")
                 case Cancel(attempt=attempt):
                     # A task that is cancelled before its first step never runs, and would not say that it
                     # was cancelled: let it take that step first.
@@ -170,6 +181,12 @@ class Driver:
             self._finished.set()
         else:
             self._set_timer()
+
+    def _help(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        """Begin a task that nothing is lost with: the end of the run does not wait for it."""
+        task = self._begin(work, name)
+        self._helpers.add(task)
+        task.add_done_callback(self._helpers.discard)
 
     def _cancel(self, attempt: int) -> None:
         task = self._attempts.get(attempt)
@@ -195,7 +212,12 @@ class Driver:
         if now_s >= self._report_s:
             self._report_s = now_s + REPORT_EVERY_S
             self._reporter.publish(self._core, now_s)
+            self._say(self._notices.due(self._core, now_s))
         self._pump()
+
+    def _say(self, lines: list[str]) -> None:
+        for line in lines:
+            self._reporter.note(line)
 
     async def _attempt(self, start: Start) -> None:
         try:
@@ -258,9 +280,16 @@ class Driver:
         self._pump()
 
     async def _probe(self, probe: Probe) -> None:
-        trouble = await self._transport.probe(probe.server, ask=probe.ask)
-        now_s = self._clock.now_s()
-        self._core.probed(probe.server, trouble, asked=probe.ask and trouble is None, now_s=now_s)
+        checkup = await self._transport.probe(probe)
+        self._core.probed(probe.server, checkup, self._clock.now_s())
+        if checkup.alien:
+            url = self._core.fleet.servers[probe.server].spec.url
+            self._say(self._notices.once(f"{url} {checkup.trouble}"))
+        self._pump()
+
+    async def _inquire(self, inquire: Inquire) -> None:
+        vitals = await self._transport.inquire(inquire)
+        self._core.inquired(inquire.server, vitals, self._clock.now_s())
         self._pump()
 
     async def _commit(self, group: Group) -> None:
@@ -308,8 +337,8 @@ class Driver:
             self._land_arrived()
             self._examine_landed()
             # Tasks that were cancelled before their first step have not said so.
-            for start in list(self._core.flights()):
-                self._core.cancelled(start, self._clock.now_s())
+            for flight in list(self._core.flights()):
+                self._core.cancelled(flight.start, self._clock.now_s())
         finally:
             # After a commit that failed nothing may be assumed, so that nothing more is tried.
             if self._store_sound:

@@ -11,19 +11,22 @@ from genpipe import __version__
 from genpipe.config import Settings
 from genpipe.core.errors import Fenced, GenpipeError, StoreError
 from genpipe.core.flow import Core
-from genpipe.core.ports import Source, Transport
+from genpipe.core.ports import Source
 from genpipe.core.progress import Progress, Restored
 from genpipe.driver import Driver
 from genpipe.edges.console import Display
+from genpipe.edges.limits_file import LIMITS, Limits, Watcher, clear, described
 from genpipe.edges.record import Wall
 from genpipe.edges.report import Report
 from genpipe.edges.run_folder import RunFolder
-from genpipe.edges.sglang import Monotonic
+from genpipe.edges.sglang import Monotonic, SglangTransport
 from genpipe.edges.store_thread import StoreThread
 from genpipe.ending import Ending, Leftover, ending
+from genpipe.live_limits import LiveLimits
 from genpipe.offsite import Offsite
+from genpipe.opening import tell
 from genpipe.signals import Signals
-from genpipe.wiring import flow_settings_of, specs_of
+from genpipe.wiring import endpoints_of, flow_settings_of, specs_of
 
 
 class VerifiedSource(Source, Protocol):
@@ -48,6 +51,8 @@ class Parts:
         store: where records become durable.
         source: where prompts come from.
         transport: how they reach servers.
+        model_path: of the model that the servers serve, where they say it.
+        starting: positions of servers that could not be asked yet.
         restored: what earlier segments left behind.
         offsite: S3's part, or None.
     """
@@ -60,7 +65,9 @@ class Parts:
     folder: RunFolder
     store: StoreThread
     source: VerifiedSource
-    transport: Transport
+    transport: SglangTransport
+    model_path: str | None
+    starting: frozenset[int]
     restored: Restored
     offsite: Offsite | None
 
@@ -97,9 +104,12 @@ class Drive:
         self._raise_trouble()
         began_s = parts.clock.now_s()
         started_at = parts.wall.text(began_s)
-        facts = {"version": __version__, "servers": len(parts.settings.servers)}
+        servers = specs_of(parts.settings)
+        facts = {"version": __version__, "servers": len(servers), "model_path": parts.model_path}
         parts.folder.start_segment(started_at, facts)
-        core = Core(flow_settings_of(parts.settings), specs_of(parts.settings), random.Random(), began_s)
+        core = Core(
+            flow_settings_of(parts.settings), servers, random.Random(), began_s, starting=parts.starting
+        )
         report = self._report(began_s, started_at)
         self._driver = Driver(
             core,
@@ -150,7 +160,7 @@ class Drive:
         folder = parts.folder
         return Report(
             folder.path,
-            Progress(parts.restored, began_s=began_s),
+            Progress(parts.restored, began_s=began_s, reconnects=parts.transport.reconnects),
             total=lambda: parts.source.total,
             facts={"run_id": folder.run_id, "segment": folder.segment, "started_at": started_at},
             wall=parts.wall,
@@ -158,9 +168,36 @@ class Drive:
             s3=parts.offsite.state if parts.offsite is not None else None,
         )
 
+    def _watch_limits(self, driver: Driver) -> Watcher:
+        """Carry out what is written into ``limits.json`` from now on; a segment begins as configured."""
+        parts = self._parts
+        path = parts.folder.path / LIMITS
+        if old := clear(path):
+            parts.display.note(
+                f"the limits that an earlier segment was told hold no more ({described(old)}): this one "
+                "begins with the servers as configured"
+            )
+        live = LiveLimits(
+            specs_of(parts.settings),
+            endpoints_of(parts.settings),
+            parts.transport,
+            driver,
+            parts.display.note,
+        )
+        loop = asyncio.get_running_loop()
+
+        def on_change(wished: Limits) -> None:
+            tell(loop, live.apply, wished)
+
+        return Watcher(path, on_change, lambda text: parts.display.note(f"warning: {text}"))
+
     async def _run(self, driver: Driver, core: Core, report: Report) -> None:
         parts, signals = self._parts, self._parts.signals
-        await driver.run()
+        watcher = self._watch_limits(driver)
+        try:
+            await driver.run()
+        finally:
+            watcher.close()
         self._raise_trouble()
         if core.complete:
             # Only now is it known that the answers belong to the input that the run began with. All of them

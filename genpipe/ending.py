@@ -19,8 +19,8 @@ class Ending:
 
     Attributes:
         exit_code: 0 done, 1 done but for prompts that failed or shards that are not in S3, 3 stopped by a
-            guard, 129, 130 or 143 stopped by a signal.
-        message: one line for people.
+            guard or for want of servers, 129, 130 or 143 stopped by a signal.
+        message: one line for people; what is wrong with the answers, or why it was stopped, comes first.
         progress: the last snapshot, or None where nothing was begun.
     """
 
@@ -91,7 +91,10 @@ def ending(
             code, message = 128 + stopped_by, f"stopped by {stopped_by.name}: {message}"
     elif core.refusal:
         code = EXIT_GUARD
-        message = f"stopped by guards.refused_share: {core.refusal}; {done} prompts answered{uploads}"
+        message = (
+            f"stopped by {core.refusal}; {done} of {total} prompts done and on disk; the same command "
+            f"goes on from there{uploads}"
+        )
     else:
         assert stopped_by is not None
         code = 128 + stopped_by
@@ -99,4 +102,5 @@ def ending(
             f"stopped by {stopped_by.name}: {done} of {total} prompts done and on disk; the same "
             f"command goes on from there{uploads}"
         )
-    return Ending(exit_code=code, message=message, progress=last)
+    warnings = "".join(f"warning: {text}; " for text in last.get("warnings") or ())
+    return Ending(exit_code=code, message=warnings + message, progress=last)

@@ -4,8 +4,7 @@ import os
 
 from genpipe.config import Settings
 from genpipe.core.errors import ConfigError
-from genpipe.core.fleet import BenchSettings
-from genpipe.core.flow import FlowSettings
+from genpipe.core.settings import BenchSettings, FlowSettings, GuardSettings
 from genpipe.core.values import ServerSpec
 from genpipe.edges.dialects import Dialect
 from genpipe.edges.sglang import Endpoint
@@ -49,7 +48,7 @@ def specs_of(settings: Settings) -> list[ServerSpec]:
 
 def flow_settings_of(settings: Settings) -> FlowSettings:
     """The scheduler's numbers."""
-    retry, guards = settings.retry, settings.guards
+    request, retry = settings.request, settings.retry
     return FlowSettings(
         prompt_attempts=retry.prompt_attempts,
         backoff_s=retry.backoff_s,
@@ -58,8 +57,29 @@ def flow_settings_of(settings: Settings) -> FlowSettings:
             faults=retry.bench_faults, pause_s=retry.bench_pause_s, pause_max_s=retry.pause_max_s
         ),
         ramp_s=settings.start.ramp_s,
+        longest_first=settings.start.order == "longest_first",
         disk_wait_s=settings.output.disk_wait_s,
-        grace_s=settings.request.grace_s,
+        grace_s=request.grace_s,
+        stall_s=request.stall_s,
+        silent_s=request.silent_s,
+        hedge=retry.hedge,
+        alone=retry.poison == "alone",
+        give_up_s=retry.give_up_s,
+        guards=_guard_settings_of(settings),
+    )
+
+
+def _guard_settings_of(settings: Settings) -> GuardSettings:
+    guards = settings.guards
+    return GuardSettings(
         refused_after=guards.refused_after,
         refused_share_max=guards.refused_share,
+        after=guards.after,
+        window=guards.window,
+        failed_share_max=guards.failed_share,
+        empty_share_max=guards.empty_share,
+        cut_share_max=guards.cut_share,
+        on_failed=guards.on_failed,
+        on_empty=guards.on_empty,
+        on_cut=guards.on_cut,
     )

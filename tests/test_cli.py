@@ -46,11 +46,11 @@ def test_alone_it_shows_its_help_and_what_it_can_do():
 
     assert done.returncode == 2
     assert "Usage: genpipe [OPTIONS] COMMAND [ARGS]..." in done.stderr + done.stdout
-    for command in ("run", "status", "check", "sim-server", "demo"):
+    for command in ("run", "status", "limit", "check", "sim-server", "demo"):
         assert re.search(rf"^  {command} ", done.stderr + done.stdout, re.MULTILINE)
 
 
-@pytest.mark.parametrize("command", [[], ["run"], ["status"], ["check"], ["sim-server"], ["demo"]])
+@pytest.mark.parametrize("command", [[], ["run"], ["status"], ["limit"], ["check"], ["sim-server"], ["demo"]])
 def test_help_fits_80_columns_and_cuts_no_word_short(command):
     done = in_columns(80, *command, "--help")
 
@@ -88,7 +88,15 @@ def test_the_version_is_told():
 
 @pytest.mark.parametrize(
     "args",
-    [["bogus"], ["run", "--nope"], ["run", "a", "b"], ["check"], ["status"], ["run", "--concurrency", "x"]],
+    [
+        ["bogus"],
+        ["run", "--nope"],
+        ["run", "a", "b"],
+        ["check"],
+        ["status"],
+        ["limit", "a"],
+        ["run", "--concurrency", "x"],
+    ],
 )
 def test_what_it_does_not_know_is_told_with_the_way_to_the_help(args):
     done = genpipe(*args)
@@ -162,7 +170,7 @@ def test_print_config_shows_what_is_in_force_and_does_nothing(tmp_path):
             "--concurrency",
             "5",
         ),
-        *("--out", tmp_path / "out", "--set", "request.sampling.temperature=0.5"),
+        *("--out", tmp_path / "out", "--set", "request.sampling.temperature=0.5", "--no-hedge"),
     )
     shown = json.loads(done.stdout)
 
@@ -170,6 +178,7 @@ def test_print_config_shows_what_is_in_force_and_does_nothing(tmp_path):
     assert [server["url"] for server in shown["servers"]] == ["http://a:1", "http://a:2"]
     assert {server["concurrency"] for server in shown["servers"]} == {5}
     assert shown["request"]["sampling"] == {"temperature": 0.5}
+    assert shown["retry"]["hedge"] is False
     assert not (tmp_path / "out").exists()
 
 

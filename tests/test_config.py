@@ -7,6 +7,8 @@ import pytest
 
 from genpipe import config
 from genpipe.core.errors import ConfigError
+from genpipe.core.settings import BenchSettings, FlowSettings, GuardSettings
+from genpipe.wiring import flow_settings_of
 
 
 def load(tmp_path, text, **options):
@@ -68,6 +70,21 @@ SERVER = "[[servers]]\nurl = 'http://gpu1:30000'\n"
         ("[retry]\nbackoff_s = inf", "retry.backoff_s must be a finite number, got inf"),
         ("[guards]\nrefused_share = 1.5", "guards.refused_share must be at most 1, got 1.5"),
         ("[guards]\nrefused_share = nan", "guards.refused_share must be at most 1, got nan"),
+        ("[guards]\nempty_share = -0.1", "guards.empty_share must be at least 0, got -0.1"),
+        ("[guards]\nwindow = 0", "guards.window must be at least 1, got 0"),
+        ("[guards]\nwindow = 1_000_001", "guards.window must be at most 1000000, got 1000001"),
+        ("[guards]\non_cut = 'ignore'", "guards.on_cut must be 'stop' or 'warn', got 'ignore'"),
+        ("[retry]\nhedge = 1", "retry.hedge must be true or false, got 1"),
+        ("[retry]\nhedge = 'no'", "retry.hedge must be true or false, got 'no'"),
+        ("[retry]\npoison = 'retry'", "retry.poison must be 'give_up' or 'alone', got 'retry'"),
+        ("[retry]\ngive_up_s = 0", "retry.give_up_s must be more than 0, got 0"),
+        ("[request]\nstall_s = 0", "request.stall_s must be more than 0, got 0"),
+        ("[request]\nsilent_s = 0", "request.silent_s must be more than 0, got 0"),
+        (
+            "[start]\norder = 'shortest'",
+            "start.order must be 'input' or 'longest_first', got 'shortest'",
+        ),
+        ("[start]\nany_model = 'yes'", "start.any_model must be true or false, got 'yes'"),
         ("[[servers]]", "servers.url is missing"),
         ("[[servers]]\nurl = 3", 'servers.url must be text, in quotes ("…"), got 3'),
         ("servers = 'http://a:1'", "servers must be sections of their own, [[servers]], got 'http://a:1'"),
@@ -85,11 +102,6 @@ SERVER = "[[servers]]\nurl = 'http://gpu1:30000'\n"
         (
             SERVER + "kind = 'vllm'",
             "servers.kind of http://gpu1:30000 must be 'sglang' or 'openai', got 'vllm'",
-        ),
-        (SERVER + SERVER, "server http://gpu1:30000 is given 2 times; give it once, with its limit"),
-        (
-            SERVER + "[[servers]]\nurl = 'http://gpu1:29999-30001/v1/'",
-            "server http://gpu1:30000 is given 2 times; give it once, with its limit",
         ),
         (
             "[[servers]]\nurl = 'http://a:9-2'",
@@ -256,7 +268,6 @@ def test_set_of_another_form_is_refused_with_an_example(override):
         ({"prompts": [""]}, "--prompts: input.paths.0 must be a path"),
         ({"out": ""}, "--out: output.dir must be a path"),
         ({"concurrency": 0}, "--concurrency must be at least 1, got 0"),
-        ({"servers": ["http://a:1", "http://a:1"]}, "--servers: server http://a:1 is given 2 times"),
         ({"servers": ["http://a:5-4"]}, "--servers: server http://a:5-4: 5-4 is no range of ports"),
     ],
 )
@@ -317,6 +328,157 @@ def test_a_range_of_ports_shares_what_its_entry_says(tmp_path):
 
     assert [server.url for server in settings.servers] == [f"http://[::1]:{port}/x" for port in (8, 9, 10)]
     assert {(server.kind, server.concurrency) for server in settings.servers} == {("openai", 3)}
+
+
+@pytest.mark.parametrize(
+    "urls",
+    [
+        ["http://a:1", "http://a:1"],
+        ["http://a:1", "http://A:1/v1/", "http://a:01"],
+        ["http://a:1-3", "http://a:2"],
+        ["http://[FE80::1]:1", "http://[fe80::1]:1"],
+    ],
+)
+def test_an_address_that_is_given_twice_is_one_server(urls):
+    settings = config.load(servers=urls, concurrency=5)
+    named = [server.url for server in settings.servers]
+
+    assert named == list(dict.fromkeys(named))
+    assert named[0] == "http://[fe80::1]:1" if "[" in urls[0] else named[0] == "http://a:1"
+    assert len(named) == (3 if "-" in urls[0] else 1)
+
+
+@pytest.mark.parametrize(
+    ("given", "url"),
+    [
+        ("http://GPU1.Example:30000/Path", "http://gpu1.example:30000/Path"),
+        ("http://gpu1:80", "http://gpu1"),
+        ("https://gpu1:443/v1", "https://gpu1"),
+        ("https://gpu1:80", "https://gpu1:80"),
+        ("http://gpu1:443/", "http://gpu1:443"),
+        ("http://[::1]:80/x", "http://[::1]/x"),
+        ("http://[::1]", "http://[::1]"),
+    ],
+)
+def test_a_server_has_one_name_whatever_the_case_of_its_host_and_with_its_scheme_s_own_port(given, url):
+    assert config.load(servers=[given]).servers[0].url == url
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "said"),
+    [
+        (
+            "url = 'http://gpu1:30000'",
+            "url = 'http://GPU1:29999-30001/v1/'\nconcurrency = 8",
+            "http://gpu1:30000 (concurrency 32) and http://GPU1:30000/v1/ (concurrency 8)",
+        ),
+        (
+            "url = 'https://a:443'\nkind = 'openai'",
+            "url = 'https://a'\napi_key_env = 'K'",
+            "https://a:443 (kind openai, api_key_env none) and https://a (kind sglang, api_key_env K)",
+        ),
+    ],
+)
+def test_one_server_with_two_settings_is_refused_with_both_entries_and_what_differs(
+    tmp_path, one, other, said
+):
+    path = tmp_path / "run.toml"
+    path.write_text(f"[[servers]]\n{one}\n[[servers]]\n{other}\n")
+
+    assert mistake(path) == f"{path}: {said} are one server, and differ: keep one of them"
+
+
+def test_doubled_servers_in_a_file_keep_their_first_place(tmp_path):
+    text = "[[servers]]\nurl = 'http://b:1'\nconcurrency = 3\n"
+    settings = load(tmp_path, f"{text}{SERVER}{text}")
+
+    assert [(server.url, server.concurrency) for server in settings.servers] == [
+        ("http://b:1", 3),
+        ("http://gpu1:30000", 32),
+    ]
+
+
+def test_concurrency_on_the_command_line_makes_doubled_servers_the_same(tmp_path):
+    text = f"{SERVER}concurrency = 3\n{SERVER}concurrency = 4\n"
+
+    assert [server.concurrency for server in load(tmp_path, text, concurrency=5).servers] == [5]
+    assert "are one server, and differ" in mistake(tmp_path / "run.toml")
+
+
+def test_no_hedge_stands_over_the_file_and_its_absence_does_not(tmp_path):
+    text = "[retry]\nhedge = {}\nbackoff_s = 2\n"
+    off = load(tmp_path, text.format("true"), hedge=False).retry
+
+    assert (off.hedge, off.backoff_s) == (False, 2.0)
+    assert load(tmp_path, text.format("false")).retry.hedge is False
+    assert load(tmp_path, "").retry.hedge is True
+
+
+def test_every_setting_of_the_scheduler_reaches_it(tmp_path):
+    """Each is given another value than its default."""
+    text = """
+        [request]
+        stall_s = 101
+        silent_s = 102
+        grace_s = 103
+        [start]
+        ramp_s = 104
+        order = "longest_first"
+        [output]
+        disk_wait_s = 105
+        [retry]
+        prompt_attempts = 106
+        backoff_s = 107
+        pause_max_s = 108
+        bench_faults = 109
+        bench_pause_s = 110
+        give_up_s = 111
+        hedge = false
+        poison = "alone"
+        [guards]
+        refused_after = 112
+        refused_share = 0.11
+        after = 113
+        window = 114
+        failed_share = 0.12
+        empty_share = 0.13
+        cut_share = 0.14
+        on_failed = "warn"
+        on_empty = "stop"
+        on_cut = "stop"
+    """
+
+    assert flow_settings_of(load(tmp_path, text)) == FlowSettings(
+        stall_s=101,
+        silent_s=102,
+        grace_s=103,
+        ramp_s=104,
+        longest_first=True,
+        disk_wait_s=105,
+        prompt_attempts=106,
+        backoff_s=107,
+        backoff_max_s=108,
+        bench=BenchSettings(faults=109, pause_s=110, pause_max_s=108),
+        give_up_s=111,
+        hedge=False,
+        alone=True,
+        guards=GuardSettings(
+            refused_after=112,
+            refused_share_max=0.11,
+            after=113,
+            window=114,
+            failed_share_max=0.12,
+            empty_share_max=0.13,
+            cut_share_max=0.14,
+            on_failed="warn",
+            on_empty="stop",
+            on_cut="stop",
+        ),
+    )
+
+
+def test_without_a_file_the_scheduler_has_its_own_defaults():
+    assert flow_settings_of(config.load()) == FlowSettings()
 
 
 def test_ten_thousand_servers_are_looked_through_at_once():

@@ -52,18 +52,41 @@ class RunState:
 class _Account:
     """One server's slots."""
 
-    __slots__ = ("at_s", "closed", "free", "held", "held_since_sum_s", "owned_s", "per_free_s", "slots")
+    __slots__ = (
+        "at_s",
+        "closed",
+        "free",
+        "held",
+        "held_since_sum_s",
+        "owned_s",
+        "per_free_s",
+        "slots",
+        "slots_since_s",
+        "target",
+        "whole_s",
+    )
 
-    def __init__(self, slots: int) -> None:
-        self.slots = slots
+    def __init__(self, slots: int, now_s: float) -> None:
+        # A limit that was lowered is reached as requests end: until then there are as many slots as are held.
+        self.slots = self.target = slots
+        self.whole_s = 0.0
+        self.slots_since_s = now_s
         self.held = 0
         self.held_since_sum_s = 0.0
         # Slots that the server's own state keeps shut, by reason; idle slots are given to them in this order.
         self.closed: tuple[tuple[str, int], ...] = ()
         self.free = slots
-        self.at_s = 0.0
+        self.at_s = now_s
         self.per_free_s: tuple[float, ...] = (0.0,) * 5
         self.owned_s = dict.fromkeys(OWNERS, 0.0)
+
+    def resize(self, now_s: float) -> None:
+        """Bring the slots as near to the limit as what is held allows."""
+        slots = max(self.target, self.held)
+        if slots != self.slots:
+            self.whole_s += self.slots * (now_s - self.slots_since_s)
+            self.slots_since_s = now_s
+            self.slots = slots
 
     def idle(self) -> tuple[int, Sequence[tuple[str, int]]]:
         """Idle slots: how many are free, and how many each closing reason has."""
@@ -93,7 +116,7 @@ class Books:
         self.run = RunState()
         self._began_s = now_s
         self._now_s = 0.0
-        self._accounts = [_Account(count) for count in slots]
+        self._accounts = [_Account(count, 0.0) for count in slots]
         self._free = sum(slots)
         self._per_free_s: tuple[float, ...] = (0.0,) * 5
 
@@ -155,12 +178,27 @@ class Books:
         """
         account = self._settled(server)
         account.held -= 1
+        account.resize(self._now_s)
         account.held_since_sum_s -= self._now_s - held_s
         owned_s = account.owned_s
         owned_s["wire"] += wire_s
         owned_s["dispatch"] += late_s
         owned_s["down" if lost else "overhead"] += held_s - wire_s - late_s
         self._recount(account)
+
+    def resize(self, server: int, slots: int) -> None:
+        """From now on ``server`` has so many slots, or as many as it still holds if those are more."""
+        account = self._settled(server)
+        account.target = slots
+        account.resize(self._now_s)
+        self._recount(account)
+
+    def add(self, slots: int) -> None:
+        """One more server, from now on."""
+        account = _Account(slots, self._now_s)
+        account.per_free_s = self._per_free_s
+        self._accounts.append(account)
+        self._free += slots
 
     def close(self, server: int, closed: tuple[tuple[str, int], ...]) -> None:
         """From now on ``server`` itself keeps slots shut: (reason, count), most important first."""
@@ -189,7 +227,7 @@ class Books:
         """The books balance: every slot-second has one owner, and none has a negative account."""
         for server, account in enumerate(self._accounts):
             owned_s = self.owned_s(server)
-            whole_s = account.slots * self._now_s
+            whole_s = account.whole_s + account.slots * (self._now_s - account.slots_since_s)
             assert math.isclose(sum(owned_s.values()), whole_s, rel_tol=1e-6, abs_tol=1e-5), (server, owned_s)
             assert all(seconds >= -1e-6 for seconds in owned_s.values()), (server, owned_s)
         assert self._free == sum(account.free for account in self._accounts)

@@ -1,8 +1,9 @@
 """Whether the disk has room for what is under way, when to look again, and when to give up."""
 
 from genpipe.core import wording
+from genpipe.core.outbox import size_bytes_of
 from genpipe.core.settings import FlowSettings
-from genpipe.core.values import Space
+from genpipe.core.values import Finished, Space
 
 
 class Disk:
@@ -21,6 +22,7 @@ class Disk:
         self._settings = settings
         self._short_since_s = 0.0
         self._look_s = 0.0
+        self._answers = self._bytes = self._bytes_max = 0
 
     @property
     def give_up_s(self) -> float:
@@ -38,14 +40,25 @@ class Disk:
             self.refused = False
             self.trouble = None
 
-    def measure(self, space: Space, needed_bytes: float, now_s: float) -> None:
+    def weigh(self, finished: Finished) -> None:
+        """An answer came: others will be of its size."""
+        size_bytes = size_bytes_of(finished)
+        self._answers += 1
+        self._bytes += size_bytes
+        self._bytes_max = max(self._bytes_max, size_bytes)
+
+    def measure(self, space: Space, under_way: int, now_s: float) -> None:
         """Hold the room that there is against what is needed for the answers under way.
+
+        That is nearly always more than what comes; and one huge answer does not stop a run for good.
 
         Args:
             space: the room on the disk.
-            needed_bytes: what the answers under way are expected to take; some is kept free beside it.
+            under_way: answers that are to be expected (count).
             now_s: the run's clock.
         """
+        mean_bytes = self._bytes / self._answers if self._answers else 0.0
+        needed_bytes = 2 * mean_bytes * under_way + self._bytes_max
         if self.refused:
             self._look_s = now_s + self._settings.disk_look_s
             return

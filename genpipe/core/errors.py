@@ -104,7 +104,17 @@ class FaultKind(StrEnum):
     """What kind of server fault it was, by what the scheduler does about it."""
 
     UNREACHABLE = "unreachable"
-    """Refused, reset, no name, connect timeout: never charged to the prompt."""
+    """Refused, no name, connect timeout, broken before the request was sent: never charged to the prompt."""
+
+    LOST = "lost"
+    """The connection broke once the request was sent; the server may have died of it. Charged as BROKEN is
+    where the reply had begun (it has a status), and never else."""
+
+    STALLED = "stalled"
+    """Given up by us, for its server showed no life; it may be what hung the server. Charged as BROKEN is."""
+
+    OVERDUE = "overdue"
+    """Given up by us though its server lives: it has it no more, or it is too old. Charged as BROKEN is."""
 
     BUSY = "busy"
     """429 or 503: never charged, does not count towards benching, cuts the server's limit."""
@@ -161,3 +171,7 @@ class ServerFault(AttemptError):
 
 class PromptFault(AttemptError):
     """The prompt is to blame: 400, 413, 422, or its own time limit. The same again would fail the same."""
+
+
+class Poison(PromptFault):
+    """Servers died with this prompt in flight, one after the other: it is sent to no more of them."""

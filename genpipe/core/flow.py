@@ -1,28 +1,27 @@
 """The scheduler: what happened goes in, what is due comes out. No I/O, no clock, no task.
 
-A prompt is always in exactly one place: ready, sleeping (backoff), in flight, held (ended, not yet
-durable), done, given up, or returned (stopped before it was answered; a later run asks it again).
+A prompt is always in exactly one place: ready, sleeping (backoff), marked (a server may have died of it),
+in flight, held (ended, not yet durable), done, given up, or returned (stopped before it was answered; a
+later run asks it again).
 """
 
-import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from genpipe.core.books import Books
-from genpipe.core.disk import Disk
-from genpipe.core.errors import AttemptError, FaultKind, ServerFault
+from genpipe.core.errors import AttemptError
 from genpipe.core.eta import Pace
-from genpipe.core.fleet import Fleet
-from genpipe.core.flights import Flights
-from genpipe.core.guard import RefusalGuard
-from genpipe.core.outbox import Outbox, bad_line, size_bytes_of
+from genpipe.core.flights import Flight
+from genpipe.core.outage import Outage
+from genpipe.core.outbox import bad_line
+from genpipe.core.outcomes import Outcomes
+from genpipe.core.saving import Saving
+from genpipe.core.sending import Sending
 from genpipe.core.settings import FlowSettings
 from genpipe.core.values import (
     Action,
     Answer,
+    Checkup,
     Chunk,
-    Commit,
-    Finished,
-    GivenUp,
     Group,
     Measure,
     Read,
@@ -30,10 +29,15 @@ from genpipe.core.values import (
     Space,
     Start,
     Sums,
+    Vitals,
 )
-from genpipe.core.waiting import Rng, Waiting, Work
+from genpipe.core.waiting import Rng
 
 __all__ = ["Core", "FlowSettings"]
+
+
+MARKED_PER_READY = 4
+"""Prompts that servers may have died of may be so many times those that are kept ready (factor)."""
 
 
 class Core:
@@ -42,38 +46,54 @@ class Core:
     Every event takes ``now_s``, which never goes back. After each event the driver calls :meth:`due`.
 
     Attributes:
-        done: prompts durable since this process began.
-        gave_up: prompts given up, and bad lines, durable as such since this process began.
-        sums: totals over the answers since this process began.
         pace: rates and the ETA.
         fleet: the servers.
+        outage: whether no server can be used.
+        quality: what is odd about the answers.
+        hedging: second attempts near the end.
         books: whose each slot-second was.
         stopping: no more is started.
-        refusal: why the guard stopped the run, or None.
-        last_error: the last error of an attempt or a probe in one line, or None.
+        refusal: why a guard stopped the run, or None.
     """
 
-    def __init__(self, settings: FlowSettings, servers: Sequence[ServerSpec], rng: Rng, now_s: float) -> None:
+    def __init__(
+        self,
+        settings: FlowSettings,
+        servers: Sequence[ServerSpec],
+        rng: Rng,
+        now_s: float,
+        *,
+        starting: Collection[int] = (),
+    ) -> None:
+        """Begin.
+
+        Args:
+            settings: the scheduler's numbers.
+            servers: the fleet.
+            rng: where jitter comes from.
+            now_s: the run's clock.
+            starting: positions of servers that have not been seen well yet.
+        """
         self.settings = settings
         self.books = Books([spec.limit for spec in servers], now_s)
-        self.fleet = Fleet(servers, self.books, settings.bench, settings.ramp_s, now_s)
         self.pace = Pace(now_s)
-        self.sums = Sums()
-        self.done = self.gave_up = self.returned = self.offered_total = 0
+        self._sending = Sending(settings, servers, self.books, self.pace.latencies_s, rng, now_s, starting)
+        self.fleet = self._sending.fleet
+        self.hedging = self._sending.hedging
+        self.outage = Outage(self.fleet, settings.give_up_s)
+        self._saving = Saving(settings)
+        self._outcomes = Outcomes(settings, self._sending, self._saving, self.pace, self.outage)
+        self.quality = self._outcomes.quality
+        self.offered_total = 0
         self.exhausted = self.stopping = False
         self.refusal: str | None = None
-        self.last_error: str | None = None
         self._now_s = now_s
-        self._waiting = Waiting(rng, backoff_s=settings.backoff_s, backoff_max_s=settings.backoff_max_s)
-        self._flights = Flights(self.fleet, self.books)
-        self._disk = Disk(settings)
-        self._answer_bytes = self._answer_bytes_max = 0
-        self._outbox = Outbox(settings)
+        self._waiting = self._sending.waiting
+        self._flights = self._sending.flights
+        self._disk, self._outbox = self._saving.disk, self._saving.outbox
         self._reading = False
-        self._slots = sum(spec.limit for spec in servers)
-        self._ready_max = self._slots + settings.ready_spare
-        self._attempts = itertools.count(1)
-        self._guard = RefusalGuard(after=settings.refused_after, share_max=settings.refused_share_max)
+        self._slots = self._ready_max = self._held_max = 0
+        self._count_slots()
         self._cancel_at_s: float | None = None
 
     # ---- what happened ----
@@ -86,7 +106,7 @@ class Core:
         self.offered_total += len(chunk.prompts) + len(chunk.bad)
         self._waiting.add(chunk.prompts)
         for bad in chunk.bad:
-            self._outbox.hold(bad_line(bad))
+            self._saving.hold(bad_line(bad))
         self.exhausted |= chunk.exhausted
 
     def landed(self, start: Start, wire_s: float, last_s: float, now_s: float) -> None:
@@ -100,103 +120,68 @@ class Core:
     def answered(self, start: Start, answer: Answer, now_s: float) -> None:
         """A landed reply was examined and is an answer."""
         self._tick(now_s)
-        flight = self._flights.end(start, None, now_s)
-        assert flight.landed_s is not None
-        self.fleet.answered(start, now_s)
-        latency_s = flight.landed_s - start.started_s
-        self.pace.answered(latency_s, now_s)
-        server = self.fleet.servers[start.server]
-        server.output_tokens += answer.output_tokens or 0
-        finished = Finished(
-            prompt=start.prompt,
-            answer=answer,
-            server=server.spec.url,
-            tries=start.tries,
-            started_s=start.started_s,
-            latency_s=latency_s,
-        )
-        self._guard.answered()
-        self._outbox.hold(finished)
-        size_bytes = size_bytes_of(finished)
-        self._answer_bytes += size_bytes
-        self._answer_bytes_max = max(self._answer_bytes_max, size_bytes)
+        self._outcomes.answered(start, answer, now_s)
+        self._heed(self._outcomes.reason)
 
     def failed(self, start: Start, error: AttemptError, now_s: float) -> None:
         """An attempt ended in an error, on the wire or when its reply was examined."""
         self._tick(now_s)
-        work = self._flights.end(start, error.wire_s, now_s, lost=isinstance(error, ServerFault)).work
-        work.faults += 1
-        self.last_error = f"{self.fleet.servers[start.server].spec.url}: {error}"
-        if not isinstance(error, ServerFault):
-            if error.status is None:
-                # It ran out of time, or was never sent: the server has not spoken.
-                self.fleet.dropped(start, now_s)
-            else:
-                self.fleet.refused(start, now_s)
-            self._give_up(work, error, for_good=True)
-            return
-        self.fleet.faulted(start, error, now_s)
-        self._charge(work)
-        if error.kind is FaultKind.BROKEN:
-            work.suspect(start.server, self.fleet.servers[start.server].answers)
-        if work.charged >= self.settings.prompt_attempts:
-            self._give_up(work, error, for_good=False)
-        elif self.stopping:
-            self.returned += 1
-        else:
-            self._waiting.sleep(work, now_s)
+        self._outcomes.failed(start, error, now_s)
+        self._heed(self._outcomes.reason)
 
     def cancelled(self, start: Start, now_s: float) -> None:
         """An attempt was cancelled, by us; its prompt is asked again later, by this run or another."""
         self._tick(now_s)
-        work = self._flights.end(start, None, now_s).work
-        self.fleet.dropped(start, now_s)
-        if self.stopping:
-            self.returned += 1
-        else:
-            self._waiting.put_back(work)
+        self._outcomes.cancelled(start, now_s)
+        self._heed(self._outcomes.reason)
 
-    def probed(self, server: int, trouble: str | None, *, asked: bool, now_s: float) -> None:
-        """A probe came back: None for well, else what the trouble is, in one line."""
+    def probed(self, server: int, checkup: Checkup, now_s: float) -> None:
+        """A probe came back."""
         self._tick(now_s)
-        self.fleet.probed(server, trouble, asked=asked, now_s=now_s)
-        if trouble is not None:
-            self.last_error = f"{self.fleet.servers[server].spec.url}: {trouble}"
+        self.fleet.probed(server, checkup, now_s)
+        self._sending.poison.probed(server, checkup)
+        if checkup.trouble is not None:
+            self._outcomes.last_error = f"{self.fleet.servers[server].spec.url}: {checkup.trouble}"
+
+    def inquired(self, server: int, vitals: Vitals, now_s: float) -> None:
+        """A silent server was asked what it does."""
+        self._tick(now_s)
+        here = [flight for flight in self._flights if flight.start.server == server]
+        for flight, fault in self._sending.vigil.inquired(self.fleet.servers[server], vitals, here, now_s):
+            self._flights.call_off(flight, fault)
+
+    def set_limit(self, url: str, limit: int, now_s: float) -> int:
+        """Change a live fleet: a limit, a server that joins, or with 0 one that leaves; its position."""
+        self._tick(now_s)
+        server = self.fleet.set_limit(url, limit, now_s)
+        if limit == 0:
+            self._sending.poison.forget(server.position)
+        self._count_slots()
+        return server.position
 
     def committed(self, number: int, now_s: float, space: Space | None = None) -> None:
         """A group is durable: only now are its prompts done; ``space`` is what the disk has left."""
         self._tick(now_s)
-        self._disk.accept()
+        self.pace.committed(self._saving.committed(number), now_s)
         if space is not None:
             self.measured(space, now_s)
-        group = self._outbox.committed(number)
-        self.done += len(group.finished)
-        self.gave_up += len(group.given_up)
-        for finished in group.finished:
-            self.sums.add(finished.answer.output_tokens, finished.answer.flags)
-        self.pace.committed(group, now_s)
 
     def refused(self, number: int, trouble: str, now_s: float) -> None:
         """The disk had no room for a group; it is committed again once there may be some."""
         self._tick(now_s)
-        self._outbox.refused(number)
-        self._disk.refuse(trouble, now_s)
-        self.last_error = trouble
+        self._saving.refused(number, trouble, now_s)
+        self._outcomes.last_error = trouble
 
     def measured(self, space: Space, now_s: float) -> None:
         """The disk was looked at."""
         self._tick(now_s)
-        # Nearly always more than what comes; and one huge answer does not stop a run for good.
         under_way = len(self._flights) + len(self._waiting) if self.exhausted else self._slots
-        answers = sum(server.answers for server in self.fleet.servers)
-        mean_bytes = self._answer_bytes / answers if answers else 0.0
-        needed_bytes = 2 * mean_bytes * min(under_way, self._slots) + self._answer_bytes_max
-        self._disk.measure(space, needed_bytes, now_s)
+        self._saving.measured(space, min(under_way, self._slots), now_s)
 
     def stop(self, now_s: float, *, grace_s: float) -> None:
         """Start nothing more; what is in flight may still end within ``grace_s`` seconds."""
         self._tick(now_s)
-        self.stopping = True
+        self.stopping = self._outcomes.stopping = True
         cancel_at_s = now_s + grace_s
         if self._cancel_at_s is None or cancel_at_s < self._cancel_at_s:
             self._cancel_at_s = cancel_at_s
@@ -211,37 +196,34 @@ class Core:
         if self._disk.gave_up:
             # What comes later could not be saved, unless there is some room left.
             self.stop(now_s, grace_s=0.0 if self._disk.refused else self.settings.grace_s)
-        if self.stopping:
-            if self._is_cut_short:
-                actions.extend(self._flights.due_cancels())
-        else:
+        if not self.stopping:
             self._waiting.wake(now_s)
             actions.extend(self.fleet.due(now_s, ask=self._nobody_left_to_ask))
-            if not self.paused:
-                self._due_starts(now_s, actions)
-            self._flights.settle_gaps()
-            if self._wants_to_read():
-                self._reading = True
-                actions.append(Read(count=self._ready_max - len(self._waiting.ready)))
-            if self._disk.refused and self._outbox.size_bytes >= 2 * self.settings.backlog_bytes_max:
-                # More of what comes would only fill the memory.
-                actions.extend(self._flights.due_cancels())
+            if not self.finished:
+                self._heed(self.outage.look(now_s))
+        if self.stopping:
+            if self._is_cut_short:
+                self._flights.call_off_all()
+        else:
+            self._due_work(now_s, actions)
+            # A prompt that no server gets any more may have been one too many.
+            self._heed(self._outcomes.reason)
+        actions.extend(self._flights.due_cancels())
         if looking and not self._disk.refused:
             actions.append(Measure())
-        self._due_commits(now_s, actions, looking=looking)
+        last = self.stopping and not self._flights
+        actions.extend(self._saving.due(now_s, last=last, looking=looking))
         self._tell_books()
         return actions
 
     def next_timer_s(self) -> float | None:
         """When :meth:`due` is to be called again though nothing happened, or None."""
-        next_s = self._disk.next_timer_s()
-        if not self._disk.refused:
-            next_s = _earlier(next_s, self._outbox.next_timer_s())
+        times_s = [self._saving.next_timer_s()]
         if not self.stopping:
-            next_s = _earlier(_earlier(next_s, self._waiting.wake_s), self.fleet.next_timer_s())
+            times_s += [self._sending.next_timer_s(paused=self.paused), self.outage.next_timer_s()]
         elif not self._flights.all_cancelled or (self._disk.refused and not self._is_cut_short):
-            next_s = _earlier(next_s, self._cancel_at_s)
-        return next_s
+            times_s.append(self._cancel_at_s)
+        return min((time_s for time_s in times_s if time_s is not None), default=None)
 
     @property
     def finished(self) -> bool:
@@ -262,7 +244,42 @@ class Core:
     @property
     def paused(self) -> bool:
         """Whether nothing may be sent: the writer is too far behind, or the disk is short of room."""
-        return self._outbox.paused or self._disk.trouble is not None
+        return self._saving.paused
+
+    @property
+    def in_tail(self) -> bool:
+        """Whether all prompts have been sent, and only what is in flight is waited for."""
+        return self.exhausted and not self._waiting.ready and not self.finished
+
+    @property
+    def done(self) -> int:
+        """Prompts durable since this process began."""
+        return self._saving.done
+
+    @property
+    def gave_up(self) -> int:
+        """Prompts given up, and bad lines, durable as such since this process began."""
+        return self._saving.gave_up
+
+    @property
+    def sums(self) -> Sums:
+        """Totals over the answers since this process began."""
+        return self._saving.sums
+
+    @property
+    def returned(self) -> int:
+        """Prompts that a stop left to a later run."""
+        return self._outcomes.returned
+
+    @property
+    def late(self) -> int:
+        """Answers that came for prompts which had ended already, and were dropped."""
+        return self._outcomes.late
+
+    @property
+    def last_error(self) -> str | None:
+        """The last error of an attempt, a probe or the disk in one line, or None."""
+        return self._outcomes.last_error
 
     @property
     def disk_trouble(self) -> str | None:
@@ -286,10 +303,10 @@ class Core:
 
     @property
     def sleeping(self) -> int:
-        """Prompts that wait out a backoff."""
-        return self._waiting.sleeping
+        """Prompts that wait after a fault."""
+        return self._waiting.held_up
 
-    def flights(self) -> Iterator[Start]:
+    def flights(self) -> Iterator[Flight]:
         """The attempts in flight, oldest first."""
         return iter(self._flights)
 
@@ -302,13 +319,13 @@ class Core:
 
     def check(self) -> None:
         """Nothing is lost, nothing is counted twice, every slot-second has an owner, every bound holds."""
-        waiting = len(self._waiting) + len(self._flights)
+        waiting = len(self._waiting) + self._flights.open_works
         ended = self.done + self.gave_up + self.returned + self.unsaved
         assert waiting + ended == self.offered_total, (waiting, ended, self.offered_total)
         unlanded = sum(1 for _ in self._flights)
         assert unlanded == self.in_flight, (unlanded, self.in_flight)
-        assert len(self._waiting) + self.in_flight <= 2 * self._ready_max + self._slots
-        assert self.unsaved <= self.settings.backlog_records_max + self._slots + self._ready_max
+        assert len(self._waiting) + self.in_flight <= (3 + MARKED_PER_READY) * self._held_max
+        assert self.unsaved <= self.settings.backlog_records_max + 2 * self._held_max
         self._waiting.check()
         self.fleet.check()
         self.books.check()
@@ -321,6 +338,11 @@ class Core:
             self._now_s = now_s
             self.books.tick(now_s)
 
+    def _count_slots(self) -> None:
+        self._slots = self.fleet.slots
+        self._ready_max = self._slots + self.settings.ready_spare
+        self._held_max = max(self._held_max, self._ready_max)
+
     def _tell_books(self) -> None:
         run = self.books.run
         if self.stopping:
@@ -329,19 +351,32 @@ class Core:
             run.paused, run.exhausted = False, True
         else:
             run.ready = len(self._waiting.ready)
-            run.sleeping = self._waiting.sleeping
+            run.sleeping = self._waiting.held_up
             run.paused, run.exhausted = self.paused, self.exhausted
 
-    def _charge(self, work: Work) -> None:
-        """Charge the faults whose server has answered somebody since."""
-        for position in tuple(work.pending or ()):
-            work.charge(position, self.fleet.servers[position].answers)
+    def _due_work(self, now_s: float, actions: list[Action]) -> None:
+        """Send, read, and watch what was sent."""
+        if not self.paused:
+            self._sending.due(now_s, actions, exhausted=self.exhausted, give_up=self._outcomes.give_up_poison)
+        self._flights.settle_gaps()
+        if self._flights:
+            inquiries, over = self._sending.vigil.look(self._flights, now_s)
+            actions.extend(inquiries)
+            for flight, fault in over:
+                self._flights.call_off(flight, fault)
+        if self._wants_to_read():
+            self._reading = True
+            actions.append(Read(count=self._ready_max - len(self._waiting.ready)))
+        if self._saving.overflows:
+            self._flights.call_off_all()
 
     def _wants_to_read(self) -> bool:
         """Whether more prompts are to be read; what is in memory is bounded by this alone."""
         if self.exhausted or self._reading or self._outbox.paused:
             return False
         waiting = self._waiting
+        if len(waiting.marked) >= MARKED_PER_READY * self._ready_max:
+            return False
         return len(waiting.ready) * 2 < self._ready_max and waiting.sleeping < self._ready_max
 
     @property
@@ -350,51 +385,10 @@ class Core:
         return self._cancel_at_s is not None and self._now_s >= self._cancel_at_s
 
     def _nobody_left_to_ask(self) -> bool:
-        """Whether every prompt that waits has failed somewhere in a way that may be its own fault."""
-        return self.exhausted and len(self._waiting) == self._waiting.suspects
+        return (self.exhausted or bool(self._waiting)) and self._sending.poison.nobody_left_to_ask()
 
-    def _due_starts(self, now_s: float, actions: list[Action]) -> None:
-        waiting, fleet = self._waiting, self.fleet
-        while waiting.ready:
-            server = fleet.pick(waiting.ready[0].last_server, now_s)
-            if server is None:
-                break
-            work = waiting.take()
-            work.tries += 1
-            work.last_server = server.position
-            start = Start(
-                attempt=next(self._attempts),
-                prompt=work.prompt,
-                server=server.position,
-                tries=work.tries,
-                started_s=now_s,
-            )
-            self._flights.take_off(start, work, now_s)
-            actions.append(start)
-
-    def _due_commits(self, now_s: float, actions: list[Action], *, looking: bool) -> None:
-        last = self.stopping and not self._flights
-        while not self._disk.refused or looking:
-            group = self._outbox.due(now_s, last=last)
-            if group is None:
-                return
-            actions.append(Commit(group=group))
-
-    def _give_up(self, work: Work, error: AttemptError, *, for_good: bool) -> None:
-        gave_up = GivenUp(
-            index=work.prompt.index,
-            tries=work.tries,
-            error_class=type(error).__name__,
-            message=str(error),
-            last_status=error.status,
-            for_good=for_good,
-        )
-        self._outbox.hold(gave_up)
-        reason = self._guard.gave_up(error)
+    def _heed(self, reason: str | None) -> None:
+        """Stop, where a guard gives a reason to."""
         if reason is not None and not self.stopping:
             self.refusal = reason
             self.stop(self._now_s, grace_s=0.0)
-
-
-def _earlier(one_s: float | None, other_s: float | None) -> float | None:
-    return one_s if other_s is None or (one_s is not None and one_s < other_s) else other_s

@@ -1,8 +1,16 @@
 """Notices early that a run is not worth going on with."""
 
-from collections import Counter
+from collections import Counter, deque
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from typing import Literal
 
-from genpipe.core.errors import AttemptError, PromptFault
+from genpipe.core import wording
+from genpipe.core.errors import AttemptError, Poison, PromptFault
+from genpipe.core.settings import GuardSettings
+
+_MESSAGE_CHARS = 200
+"""Of a message no more is kept and told (characters)."""
 
 
 class RefusalGuard:
@@ -24,10 +32,147 @@ class RefusalGuard:
     def gave_up(self, error: AttemptError) -> str | None:
         """A prompt was given up; why the run should stop, or None."""
         self._ended += 1
-        if isinstance(error, PromptFault):
-            self._refused[str(error)[:200]] += 1
-        refused = self._refused.total()
-        if not self._after <= self._ended <= 2 * self._after or refused <= self._share_max * self._ended:
+        if self._ended > 2 * self._after:
             return None
-        message, count = self._refused.most_common(1)[0]
-        return f"{refused} of the first {self._ended} prompts were refused, {count} with: {message}"
+        if isinstance(error, PromptFault) and not isinstance(error, Poison):
+            self._refused[str(error)[:_MESSAGE_CHARS]] += 1
+        refused = self._refused.total()
+        if self._ended < self._after or refused <= self._share_max * self._ended:
+            return None
+        return (
+            f"guards.refused_share: {wording.number(refused)} of the first {wording.number(self._ended)} "
+            f"prompts were refused (bound {_percent(self._share_max)}), {_most(self._refused)}"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Bound:
+    """A share that is not to be passed.
+
+    Attributes:
+        key: its name among the settings.
+        share_max: the bound itself.
+        then: what happens once it is passed.
+        what: what is counted, as it follows "870 of the last 1,000".
+    """
+
+    key: str
+    share_max: float
+    then: Literal["stop", "warn"]
+    what: str
+
+
+class _Last:
+    """What is odd about the last so many of something.
+
+    Attributes:
+        counts: how many of them have which oddity.
+        odd: how many of them have any.
+    """
+
+    def __init__(self, settings: GuardSettings) -> None:
+        assert settings.after >= 1
+        assert settings.window >= 1
+        self.counts: Counter[str] = Counter()
+        self.odd = 0
+        self._after = settings.after
+        self._window = settings.window
+        self._seen = 0
+        self._oddities: deque[tuple[str, ...]] = deque()
+
+    def add(self, *oddities: str) -> None:
+        """One more came, and this is odd about it."""
+        self._seen += 1
+        self._oddities.append(oddities)
+        self.counts.update(oddities)
+        self.odd += bool(oddities)
+        if len(self._oddities) > self._window:
+            oldest = self._oddities.popleft()
+            self.odd -= bool(oldest)
+            for oddity in oldest:
+                self.counts[oddity] -= 1
+                # Messages are of any number, and none may be kept for ever.
+                if not self.counts[oddity]:
+                    del self.counts[oddity]
+
+    def passed(self, bound: _Bound, count: int) -> str | None:
+        """How a bound is passed, in words; None where it is not, or where too few came to say so."""
+        looked_at = len(self._oddities)
+        if self._seen < self._after or count / looked_at <= bound.share_max:
+            return None
+        of = f"{wording.number(count)} of the last {wording.number(looked_at)}"
+        return f"guards.{bound.key}: {of} {bound.what} (bound {_percent(bound.share_max)})"
+
+
+class QualityGuard:
+    """Too many of the last prompts failed, or too many of the last answers are empty or cut off.
+
+    Costs the same for each prompt, and remembers no more of them than its window has.
+
+    Attributes:
+        reason: why the run should stop: the key of the bound that was passed first, with the numbers; None
+            while none was.
+    """
+
+    def __init__(self, settings: GuardSettings) -> None:
+        self.reason: str | None = None
+        self._ended = _Last(settings)
+        self._answers = _Last(settings)
+        self._failed = _Bound(
+            key="failed_share",
+            share_max=settings.failed_share_max,
+            then=settings.on_failed,
+            what="prompts ended without an answer",
+        )
+        self._by_flag = {
+            "empty": _Bound(
+                key="empty_share",
+                share_max=settings.empty_share_max,
+                then=settings.on_empty,
+                what="answers are empty",
+            ),
+            "cut": _Bound(
+                key="cut_share",
+                share_max=settings.cut_share_max,
+                then=settings.on_cut,
+                what="answers are cut off at the length limit",
+            ),
+        }
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """A line for each bound that is passed now and stops nothing; gone again once it is kept."""
+        return tuple(self._passed("warn"))
+
+    def answered(self, flags: Collection[str]) -> None:
+        """A prompt was answered; ``flags`` say what is odd about the answer."""
+        self._ended.add()
+        self._answers.add(*flags)
+        self._judge()
+
+    def gave_up(self, error: AttemptError) -> None:
+        """A prompt that was asked ended without an answer."""
+        self._ended.add(str(error)[:_MESSAGE_CHARS])
+        self._judge()
+
+    def _judge(self) -> None:
+        if self.reason is None:
+            self.reason = next(self._passed("stop"), None)
+
+    def _passed(self, then: str) -> Iterator[str]:
+        """The bounds of one kind that are passed, in words."""
+        if self._failed.then == then and (text := self._ended.passed(self._failed, self._ended.odd)):
+            yield f"{text}, {_most(self._ended.counts)}"
+        for flag, bound in self._by_flag.items():
+            if bound.then == then and (text := self._answers.passed(bound, self._answers.counts[flag])):
+                yield text
+
+
+def _most(messages: Counter[str]) -> str:
+    """The message that is most frequent."""
+    message, count = messages.most_common(1)[0]
+    return f"{wording.number(count)} with: {message}"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.4g} %"

@@ -10,7 +10,7 @@ RETRY_AFTER_MAX_S = 60.0
 
 
 class Limiter:
-    """The configured limit, reduced for a while when the server says that it is busy.
+    """The limit in force, reduced for a while when the server says that it is busy.
 
     Additive increase, multiplicative decrease: a 429 or 503 halves what is allowed, each answer gives
     an eighth of a slot back.
@@ -27,10 +27,23 @@ class Limiter:
         """Requests that may be open at once, now."""
         return 0 if now_s < self._rest_until_s else int(self._allowed)
 
-    def busy(self, in_flight: int, retry_after_s: float | None, now_s: float) -> float:
+    def resize(self, limit: int) -> None:
+        """Another limit from now on; a reduction that is in force keeps its share of it."""
+        self._allowed = max(1.0, self._allowed * limit / self._limit)
+        self._limit = limit
+
+    def busy(
+        self, in_flight: int, retry_after_s: float | None, now_s: float, *, jitter: float = 1.0
+    ) -> float:
         """The server turned a request away with ``in_flight`` others open.
 
         Replies that come while it rests belong to the same crowd and cut nothing more.
+
+        Args:
+            in_flight: requests open there.
+            retry_after_s: the pause that it asked for, or None.
+            now_s: the run's clock.
+            jitter: makes the pause longer (factor, >= 1), so that not all clients come back at one instant.
 
         Returns:
             How long the server is left alone from now (seconds).
@@ -38,6 +51,7 @@ class Limiter:
         if now_s < self._rest_until_s:
             return self._rest_until_s - now_s
         pause_s = BUSY_PAUSE_S if retry_after_s is None else min(max(0.0, retry_after_s), RETRY_AFTER_MAX_S)
+        pause_s *= jitter
         self._allowed = max(1.0, min(self._allowed, in_flight + 1.0) / 2)
         self._rest_until_s = now_s + pause_s
         return pause_s

@@ -1,8 +1,9 @@
 """What the driver needs of the world, as Protocols. The contract is in the docstrings."""
 
+from collections.abc import Sequence
 from typing import Protocol
 
-from genpipe.core.values import Answer, Chunk, Group, Reply, Space, Start
+from genpipe.core.values import Answer, Checkup, Chunk, Group, Inquire, Probe, Reply, Space, Start, Vitals
 
 
 class Clock(Protocol):
@@ -36,8 +37,15 @@ class Source(Protocol):
 class Transport(Protocol):
     """How a prompt reaches a server."""
 
+    @property
+    def reconnects(self) -> Sequence[int]:
+        """By server: requests sent twice, since an idle connection was closed as they went out."""
+        ...
+
     async def generate(self, start: Start) -> Reply:
         """Send one prompt to one server and wait for the whole reply.
+
+        A cancel closes the connection at once, for the server to notice.
 
         Raises:
             ServerFault: the server did not give a 200 reply in full.
@@ -53,11 +61,15 @@ class Transport(Protocol):
         """
         ...
 
-    async def probe(self, server: int, *, ask: bool) -> str | None:
-        """Ask a benched server whether it is well; None if it is, else why not, in one line.
+    async def probe(self, probe: Probe) -> Checkup:
+        """Ask a server whether it is well and serves the run's model.
 
-        With ``ask``, health alone is not enough: one token is generated too. Takes a few seconds at most.
+        With ``probe.ask``, health alone is not enough: one token is generated too. Takes a few seconds.
         """
+        ...
+
+    async def inquire(self, inquire: Inquire) -> Vitals:
+        """Ask a silent server what it is doing, in ``inquire.timeout_s`` at most; asks for no token."""
         ...
 
 

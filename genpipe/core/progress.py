@@ -1,19 +1,23 @@
 """The state of a run as one JSON-ready object: what ``progress.json``, the bar and ``status`` show."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
 from genpipe.core.books import Window, shares
 from genpipe.core.eta import AGES_MAX, Eta
-from genpipe.core.fleet import Server
 from genpipe.core.flow import Core
 from genpipe.core.histogram import Histogram
+from genpipe.core.server import Server, ServerState
 from genpipe.core.values import Sums
 
 OVER = frozenset({"done", "stopped", "failed", "interrupted"})
 """States of a run whose driver has ended in an orderly way."""
+
+TAIL_SHOWN_MAX = 10
+"""Requests still running that are named near the end, the oldest first (count)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,8 +42,24 @@ class Progress:
         restored: what this segment began with; it counts as completed and is in no rate.
     """
 
-    def __init__(self, restored: Restored, *, began_s: float, recent_s: float = 60.0) -> None:
+    def __init__(
+        self,
+        restored: Restored,
+        *,
+        began_s: float,
+        recent_s: float = 60.0,
+        reconnects: Sequence[int] = (),
+    ) -> None:
+        """Begin.
+
+        Args:
+            restored: what earlier segments left behind.
+            began_s: when this segment began (seconds, run clock).
+            recent_s: how far back "recently" reaches (seconds).
+            reconnects: by server, as the transport counts them; looked at for each snapshot.
+        """
         self.restored = restored
+        self._reconnects = reconnects
         self._began_s = began_s
         self._window = Window(recent_s)
 
@@ -93,7 +113,13 @@ class Progress:
                 "looping": None,
                 "unclosed_think": None,
             },
-            "servers": [_server(core, server, now_s) for server in core.fleet.servers],
+            "servers": [self._server(core, server, now_s) for server in core.fleet.servers],
+            "hedged": core.hedging.count,
+            "late": core.late,
+            "tail": _tail(core, now_s) if core.in_tail else None,
+            "waiting_for": None if core.stopping or core.finished else core.outage.text(now_s),
+            "warnings": list(core.quality.warnings),
+            "stop_reason": core.refusal,
             "s3": None,
             "last_error": core.disk_trouble or core.last_error,
         }
@@ -101,10 +127,28 @@ class Progress:
     def _eta(self, core: Core, remaining: int, now_s: float) -> Eta | None:
         in_flight = core.in_flight
         step = max(1, math.ceil(in_flight / AGES_MAX))
-        ages_s = [now_s - start.started_s for start in islice(core.flights(), 0, None, step)]
+        ages_s = [now_s - flight.start.started_s for flight in islice(core.flights(), 0, None, step)]
         # What has ended and only waits for the disk is not work that a server still has to do.
         left = max(1, remaining - core.unsaved) if remaining else 0
         return core.pace.eta(left, ages_s, min(in_flight, left), now_s)
+
+    def _server(self, core: Core, server: Server, now_s: float) -> dict[str, Any]:
+        faults = {kind.value: count for kind, count in server.faults.items() if count}
+        position = server.position
+        return {
+            "url": server.spec.url,
+            "state": server.state.value,
+            "limit": server.spec.limit,
+            "allowed": server.limiter.allowed(now_s),
+            "in_flight": server.held,
+            "aborting": len(server.aborts),
+            "answers": server.answers,
+            "output_tokens": server.output_tokens,
+            "faults": faults,
+            "reconnects": self._reconnects[position] if position < len(self._reconnects) else 0,
+            "last_error": server.last_error,
+            "slot_time": _shares(shares(core.books.owned_s(position))),
+        }
 
 
 def _state(core: Core) -> str:
@@ -112,23 +156,24 @@ def _state(core: Core) -> str:
         return "draining"
     if core.disk_trouble is not None:
         return "waiting"
-    return "running" if core.fleet.usable() or core.finished else "waiting"
+    if core.fleet.usable() or core.finished:
+        return "running"
+    in_run = (server.state for server in core.fleet.servers if server.state is not ServerState.GONE)
+    return "starting" if all(state is ServerState.STARTING for state in in_run) else "waiting"
 
 
-def _server(core: Core, server: Server, now_s: float) -> dict[str, Any]:
-    faults = {kind.value: count for kind, count in server.faults.items() if count}
-    return {
-        "url": server.spec.url,
-        "state": server.state.value,
-        "limit": server.spec.limit,
-        "allowed": server.limiter.allowed(now_s),
-        "in_flight": server.held,
-        "answers": server.answers,
-        "output_tokens": server.output_tokens,
-        "faults": faults,
-        "last_error": server.last_error,
-        "slot_time": _shares(shares(core.books.owned_s(server.position))),
-    }
+def _tail(core: Core, now_s: float) -> list[dict[str, Any]]:
+    """The oldest requests that are still running."""
+    return [
+        {
+            "index": flight.start.prompt.index,
+            "server": core.fleet.servers[flight.start.server].spec.url,
+            "age_s": round(now_s - flight.start.started_s, 1),
+            "tries": flight.start.tries,
+            "hedged": flight.work.live > 1,
+        }
+        for flight in islice(core.flights(), TAIL_SHOWN_MAX)
+    ]
 
 
 def _shares(by_owner: dict[str, float] | None) -> dict[str, float] | None:

@@ -1,6 +1,7 @@
 """How the scheduler behaves, as numbers."""
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,6 +19,33 @@ class BenchSettings:
     pause_s: float = 0.5
     pause_max_s: float = 8.0
     trial_s: float = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GuardSettings:
+    """When a run is not what was meant: shares among what ended last.
+
+    Attributes:
+        refused_after: prompts after which a fleet that refuses most of them stops the run.
+        refused_share_max: share of those that may end as prompt faults.
+        after: prompts, or answers, that there must be before the other bounds count.
+        window: how many of the last ones are looked at.
+        failed_share_max: share of the prompts that may end without an answer.
+        empty_share_max: share of the answers that may hold no text.
+        cut_share_max: share of the answers that may end at the length limit.
+        on_failed: what happens when the bound is passed; likewise the other two.
+    """
+
+    refused_after: int = 200
+    refused_share_max: float = 0.5
+    after: int = 200
+    window: int = 1000
+    failed_share_max: float = 0.5
+    empty_share_max: float = 0.2
+    cut_share_max: float = 0.5
+    on_failed: Literal["stop", "warn"] = "stop"
+    on_empty: Literal["stop", "warn"] = "warn"
+    on_cut: Literal["stop", "warn"] = "warn"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,8 +68,14 @@ class FlowSettings:
         grace_s: what a stop for want of room leaves to requests in flight, if there is some left (seconds).
         disk_reserve_bytes: room that is kept free on the disk; a twentieth of a small one.
         ready_spare: prompts kept ready beyond one for each slot.
-        refused_after: prompts after which a fleet that refuses most of them stops the run.
-        refused_share_max: share of those that may end as prompt faults.
+        longest_first: of the prompts in memory the longest goes first, as a guess at the longest answer.
+        stall_s: age at which a request is given up (seconds); None: learnt from this run.
+        silent_s: a server that neither answers nor shows any work for so long has stalled (seconds).
+        abort_s: how long the slot of a given-up request stays shut, for its server to notice (seconds).
+        hedge: near the end, late requests are sent to a second server as well.
+        alone: a prompt with which two servers died is tried once more at the end, alone on one of them.
+        give_up_s: how long to wait while no server can be used before the run ends (seconds); None: for ever.
+        guards: when a run stops itself, or warns.
     """
 
     prompt_attempts: int = 4
@@ -59,5 +93,11 @@ class FlowSettings:
     grace_s: float = 20.0
     disk_reserve_bytes: int = 64 << 20
     ready_spare: int = 256
-    refused_after: int = 200
-    refused_share_max: float = 0.5
+    longest_first: bool = False
+    stall_s: float | None = None
+    silent_s: float = 60.0
+    abort_s: float = 4.0
+    hedge: bool = True
+    alone: bool = False
+    give_up_s: float | None = None
+    guards: GuardSettings = field(default_factory=GuardSettings)

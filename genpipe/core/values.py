@@ -83,7 +83,7 @@ class Cancel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """Due: find out whether a benched server is well.
+    """Due: find out whether a server is well, and serves the run's model.
 
     Attributes:
         server: position of the server in the run's list.
@@ -92,6 +92,56 @@ class Probe:
 
     server: int
     ask: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkup:
+    """What a probe found.
+
+    Attributes:
+        trouble: what is wrong with the server, in one line; None if it is well.
+        refused: nobody listens at its address: where a server was, its process has ended.
+        reset: the connection broke while it was asked: it may be about to end.
+        alien: it serves another model than the run's.
+        asked: it made a token when it was asked to.
+    """
+
+    trouble: str | None = None
+    refused: bool = False
+    reset: bool = False
+    alien: bool = False
+    asked: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inquire:
+    """Due: ask a silent server what it is doing, without any work for it.
+
+    Attributes:
+        server: position of the server in the run's list.
+        timeout_s: limit of the whole inquiry (seconds).
+    """
+
+    server: int
+    timeout_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vitals:
+    """What a silent server said of itself; a reply alone is no sign of life, its content may be old.
+
+    Attributes:
+        trouble: why it said nothing, in one line; None where it spoke.
+        known: requests that it has, running and waiting; None where it does not say.
+        age_s: how old that is, by the server's own clock (seconds).
+        mark: changes with each step of its work, so that the same one twice means that nothing went on; None
+            where it cannot be told.
+    """
+
+    trouble: str | None = None
+    known: int | None = None
+    age_s: float = 0.0
+    mark: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,6 +180,7 @@ class Answer:
         flags: what is odd about it: ``empty`` (no text at all), ``cut`` (ended by the length limit).
         model: the model's name in the reply, or None.
         size_bytes: size of the reply on the wire.
+        rid: the id that its request carried, or None.
     """
 
     response: Any
@@ -139,6 +190,7 @@ class Answer:
     flags: tuple[str, ...] = ()
     model: str | None
     size_bytes: int
+    rid: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,7 +275,7 @@ class Measure:
     """Look how much room the disk has."""
 
 
-Action = Start | Cancel | Probe | Read | Commit | Measure
+Action = Start | Cancel | Probe | Inquire | Read | Commit | Measure
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

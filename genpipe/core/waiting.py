@@ -12,6 +12,10 @@ FAULTS_TO_THE_BACK = 3
 """A prompt with so many faults, of whatever kind, no longer goes before the others (count)."""
 
 
+UNCOUNTED_MAX = 4
+"""Servers that die together are no prompt's doing, but for one that was there so many times (count)."""
+
+
 class Rng(Protocol):
     """Where jitter comes from; ``random.Random`` is one."""
 
@@ -21,19 +25,55 @@ class Rng(Protocol):
 
 
 class Work:
-    """One prompt on its way, over all its attempts."""
+    """One prompt on its way, over all its attempts.
 
-    __slots__ = ("charged", "faults", "last_server", "pending", "prompt", "tries")
+    Attributes:
+        live: attempts in flight, or landed and not examined.
+        ended: it was answered or given up; what still comes for it is late.
+        hedges: second attempts that were begun beside a first.
+        overdue: how often it was too old, which makes us wait longer for it on the next server.
+        killed: servers that died with it in flight.
+        doubts: servers where it was lost, and of which nothing is known since.
+        lost_at: servers where it was lost, whatever became of them.
+        uncounted: deaths with it in flight that may have had a cause in common.
+        unsure: others that are marked as well were in flight at one of these deaths.
+    """
+
+    __slots__ = (
+        "charged",
+        "doubts",
+        "ended",
+        "faults",
+        "hedges",
+        "killed",
+        "last_server",
+        "live",
+        "lost_at",
+        "overdue",
+        "pending",
+        "prompt",
+        "tries",
+        "uncounted",
+        "unsure",
+    )
 
     def __init__(self, prompt: Prompt) -> None:
         self.prompt = prompt
-        self.tries = 0
-        self.faults = 0
-        self.charged = 0
+        self.tries = self.faults = self.charged = 0
+        self.overdue = self.hedges = self.live = self.uncounted = 0
+        self.ended = self.unsure = False
+        self.killed: tuple[int, ...] = ()
+        self.lost_at: frozenset[int] = frozenset()
+        self.doubts: tuple[int, ...] = ()
         self.last_server: int | None = None
         # By server: its count of answers when it failed this prompt. The fault is charged to the prompt
         # once the server has answered somebody else, for then it was not the server. Most have none.
         self.pending: dict[int, int] | None = None
+
+    @property
+    def marked(self) -> bool:
+        """Whether a server may have died of it."""
+        return bool(self.killed or self.doubts) or self.uncounted >= UNCOUNTED_MAX
 
     def suspect(self, server: int, answers: int) -> None:
         """Note a fault at ``server``, which had given ``answers`` answers by then."""
@@ -53,12 +93,17 @@ class Waiting:
 
     Attributes:
         ready: what can be sent now, the next one first.
-        suspects: waiting prompts, of both kinds, that have a fault which may be their own.
+        marked: what servers may have died of, which is sent with more care.
+        suspects: waiting prompts, of all kinds, that have a fault which may be their own.
     """
 
-    def __init__(self, rng: Rng, *, backoff_s: float, backoff_max_s: float) -> None:
+    def __init__(
+        self, rng: Rng, *, backoff_s: float, backoff_max_s: float, longest_first: bool = False
+    ) -> None:
         self.ready: deque[Work] = deque()
+        self.marked: deque[Work] = deque()
         self.suspects = 0
+        self._longest_first = longest_first
         self._rng = rng
         self._backoff_s = backoff_s
         self._backoff_max_s = backoff_max_s
@@ -66,7 +111,7 @@ class Waiting:
         self._order = itertools.count()
 
     def __len__(self) -> int:
-        return len(self.ready) + len(self._sleeping)
+        return len(self.ready) + len(self.marked) + len(self._sleeping)
 
     @property
     def sleeping(self) -> int:
@@ -74,24 +119,44 @@ class Waiting:
         return len(self._sleeping)
 
     @property
+    def held_up(self) -> int:
+        """Those, and the ones that wait for a server that may have them after a death."""
+        return len(self._sleeping) + len(self.marked)
+
+    @property
     def wake_s(self) -> float | None:
         """When the next sleeper is ready, or None."""
         return self._sleeping[0][0] if self._sleeping else None
 
     def add(self, prompts: Iterable[Prompt]) -> None:
-        """New prompts, to be sent after all others."""
+        """New prompts, to be sent after all others; or where the longest go first, each in its place."""
         self.ready.extend(map(Work, prompts))
+        if self._longest_first:
+            # What was sent to the back stays there.
+            self.ready = deque(
+                sorted(self.ready, key=lambda work: (_is_at_the_back(work), -len(work.prompt.payload)))
+            )
 
     def take(self) -> Work:
         """The next prompt, to be sent."""
         work = self.ready.popleft()
-        if work.pending:
-            self.suspects -= 1
+        self.suspects -= bool(work.pending)
+        return work
+
+    def take_marked(self) -> Work:
+        """The next of the marked ones, to be looked at."""
+        work = self.marked.popleft()
+        self.suspects -= bool(work.pending)
         return work
 
     def put_back(self, work: Work) -> None:
-        """A prompt whose attempt was called off for no fault: it is the next to be sent."""
-        self.ready.appendleft(work)
+        """A prompt is to be sent, for no new fault: it is the next, if it does not belong to the back."""
+        if work.marked:
+            self.marked.append(work)
+        elif _is_at_the_back(work):
+            self.ready.append(work)
+        else:
+            self.ready.appendleft(work)
         self.suspects += bool(work.pending)
 
     def sleep(self, work: Work, now_s: float) -> None:
@@ -109,13 +174,19 @@ class Waiting:
         """
         while self._sleeping and self._sleeping[0][0] <= now_s:
             work = heapq.heappop(self._sleeping)[2]
-            if work.pending or work.faults >= FAULTS_TO_THE_BACK:
+            if work.marked:
+                self.marked.append(work)
+            elif _is_at_the_back(work):
                 self.ready.append(work)
             else:
                 self.ready.appendleft(work)
 
     def check(self) -> None:
         """The suspects are counted right."""
-        works = itertools.chain(self.ready, (work for _, _, work in self._sleeping))
+        works = itertools.chain(self.ready, self.marked, (work for _, _, work in self._sleeping))
         suspects = sum(bool(work.pending) for work in works)
         assert suspects == self.suspects, (suspects, self.suspects)
+
+
+def _is_at_the_back(work: Work) -> bool:
+    return bool(work.pending) or work.faults >= FAULTS_TO_THE_BACK

@@ -66,12 +66,29 @@ def line(progress: dict[str, Any]) -> str:
     parts.append(f"{progress['in_flight']} in flight")
     if progress["failed"]:
         parts.append(f"{number(progress['failed'])} failed")
-    if away := [server for server in progress["servers"] if server["state"] != "up"]:
-        named = ", ".join(f"{server['url']}: {server['last_error']}" for server in away[:3])
-        parts.append(f"{len(away)} of {len(progress['servers'])} servers away ({named})")
+    if away := servers_away(progress):
+        named = ", ".join(
+            f"{server['url']}: {server['last_error'] or 'not asked yet'}" for server in away[:3]
+        )
+        parts.append(f"{servers_away_text(progress)} ({named})")
     if waiting := uploads_waiting(progress):
         parts.append(waiting)
     return f"{progress['state']}: " + ", ".join(parts)
+
+
+def servers_away(progress: dict[str, Any]) -> list[dict[str, Any]]:
+    """Servers of the run that are given no prompts."""
+    return [server for server in progress["servers"] if server["state"] in ("starting", "benched")]
+
+
+def servers_away_text(progress: dict[str, Any]) -> str:
+    """How many they are; nothing where there is none."""
+    away = len(servers_away(progress))
+    return f"{away} of {_servers_in_run(progress)} servers away" if away else ""
+
+
+def _servers_in_run(progress: dict[str, Any]) -> int:
+    return sum(server["state"] != "gone" for server in progress["servers"])
 
 
 def uploads_waiting(progress: dict[str, Any]) -> str:

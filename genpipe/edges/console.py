@@ -122,8 +122,8 @@ class Bar:
             parts.append(f"eta {wording.duration(progress['eta_hours'] * 3600)}")
         if progress["failed"]:
             parts.append(f"{wording.number(progress['failed'])} failed")
-        if away := sum(server["state"] != "up" for server in progress["servers"]):
-            parts.append(f"{away} of {len(progress['servers'])} servers away")
+        if away := wording.servers_away_text(progress):
+            parts.append(away)
         if waiting := wording.uploads_waiting(progress):
             parts.append(waiting)
         return "  ".join(parts)

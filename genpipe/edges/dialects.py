@@ -9,7 +9,7 @@ from genpipe.edges.strict_json import dumps, loads, raw_member
 
 RESERVED = frozenset(
     {"index", "id", "messages", "response", "responses", "finish_reason", "usage", "flags", "model"}
-    | {"output_tokens", "server", "attempts", "started_at", "latency_s", "queue_s", "token_ids"}
+    | {"output_tokens", "server", "attempts", "started_at", "latency_s", "queue_s", "token_ids", "rid"}
     | {"settings", "_c"}
 )
 """Keys of our own records; no input field may be copied over them."""

@@ -1,15 +1,17 @@
-"""What the servers serve: asked of all of them at the start, for as long as none can be asked."""
+"""What the servers serve: asked of all of them at once, if need be for as long as none can be asked."""
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import aiohttp
 
 from genpipe.core.errors import ConfigError, FaultKind, ServerFault
 from genpipe.edges import strict_json
-from genpipe.edges.replies import BUSY, SIDE_BYTES_MAX, beginning, words
-from genpipe.edges.sglang import HEALTH_TIMEOUT_S, Endpoint, auth_header, open_session
+from genpipe.edges.connections import Endpoint, open_session
+from genpipe.edges.health import fetch, served_path
+from genpipe.edges.replies import BUSY, words
 
 PAUSE_MAX_S = 5.0
 """Longest wait between two looks for a first server (seconds)."""
@@ -18,28 +20,38 @@ TELL_EVERY_S = 15.0
 """While no server can be reached, that is said this often (seconds)."""
 
 
-async def find_model(
-    endpoints: Sequence[Endpoint], *, configured: str | None, note: Callable[[str], None]
-) -> str:
-    """The one model that the servers serve, by their own name; waits until one of them can be asked.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    """What one server serves.
 
-    Servers that cannot be reached while another can are left to the scheduler.
+    Attributes:
+        name: of the model, in its API.
+        path: of the model that it has loaded, or None where that kind of server does not say.
+    """
+
+    name: str
+    path: str | None
+
+
+async def survey(
+    endpoints: Sequence[Endpoint], *, wait: bool, note: Callable[[str], None]
+) -> dict[str, Served | ServerFault]:
+    """What each server serves, by address, or why it did not say.
 
     Args:
         endpoints: the servers.
-        configured: the name that requests will carry, or None for the servers' own.
-        note: told, in one line each, what is odd.
+        wait: go on until one of them can be asked; else each is asked once.
+        note: told now and then, in one line, that none can be reached yet.
 
     Raises:
-        ConfigError: they serve different models, or one of them is no such server.
+        ConfigError: one of them is no such server, or wants another key.
     """
     pause_s, tell_s = 0.25, time.monotonic()
     async with open_session() as session:
         while True:
-            answers = await _ask_all(endpoints, lambda endpoint: served_model(session, endpoint))
-            names = {url: name for url, name in answers.items() if isinstance(name, str)}
-            if names:
-                return _one_name(names, configured, note)
+            answers = await _ask_all(session, endpoints)
+            if not wait or any(isinstance(answer, Served) for answer in answers.values()):
+                return answers
             if time.monotonic() >= tell_s:
                 tell_s = time.monotonic() + TELL_EVERY_S
                 url, fault = next(iter(answers.items()))
@@ -48,30 +60,72 @@ async def find_model(
             pause_s = min(PAUSE_MAX_S, 2 * pause_s)
 
 
-def _one_name(names: dict[str, str], configured: str | None, note: Callable[[str], None]) -> str:
-    url, name = next(iter(names.items()))
-    for other_url, other in names.items():
-        if other != name:
+def one_model(
+    answers: Mapping[str, Served | ServerFault],
+    *,
+    configured: str | None,
+    any_model: bool,
+    note: Callable[[str], None],
+) -> Served | None:
+    """The one model of all servers that could be asked, or None if none could be.
+
+    Models are told apart by their paths, where a server has none by the names.
+
+    Args:
+        answers: what :func:`survey` found.
+        configured: the name that requests will carry, or None for the servers' own.
+        any_model: they may serve different ones; the first counts.
+        note: told, in one line, what is odd.
+
+    Raises:
+        ConfigError: they serve different models.
+    """
+    served = [(url, answer) for url, answer in answers.items() if isinstance(answer, Served)]
+    if not served:
+        return None
+    if not any_model:
+        for one, other, what in _differing(served):
             raise ConfigError(
-                f"the servers serve different models: {url} has {name!r}, {other_url} has {other!r}"
+                f"the servers serve different models: {one[0]} has {what(one[1])!r}, "
+                f"{other[0]} has {what(other[1])!r}"
             )
-    if configured is not None and configured != name:
-        note(f"warning: request.model is {configured!r}, and the servers serve {name!r}")
-    return name
+    first = served[0][1]
+    if configured is not None and configured != first.name:
+        note(f"warning: request.model is {configured!r}, and the servers serve {first.name!r}")
+    return first
+
+
+_Named = tuple[str, Served]
+
+
+def _differing(
+    served: Sequence[_Named],
+) -> Iterator[tuple[_Named, _Named, Callable[[Served], str | None]]]:
+    """Pairs of servers with different models, and in what they differ."""
+    with_path = [one for one in served if one[1].path is not None]
+    for other in with_path[1:]:
+        if _path(other[1]) != _path(with_path[0][1]):
+            yield with_path[0], other, _path
+    for other in served[1:]:
+        if None in (served[0][1].path, other[1].path) and other[1].name != served[0][1].name:
+            yield served[0], other, _name
+
+
+def _path(served: Served) -> str | None:
+    return None if served.path is None else served.path.rstrip("/")
+
+
+def _name(served: Served) -> str | None:
+    return served.name
 
 
 async def _ask_all(
-    endpoints: Sequence[Endpoint], ask: Callable[[Endpoint], Awaitable[str]]
-) -> dict[str, str | ServerFault]:
-    """Ask all servers at once: by address, what each said, or why it said nothing.
-
-    Raises:
-        ConfigError: one of them is not what it should be.
-    """
-
-    async def one(endpoint: Endpoint) -> str | ServerFault:
+    session: aiohttp.ClientSession, endpoints: Sequence[Endpoint]
+) -> dict[str, Served | ServerFault]:
+    async def one(endpoint: Endpoint) -> Served | ServerFault:
         try:
-            return await ask(endpoint)
+            name = await served_model(session, endpoint)
+            return Served(name=name, path=await _path_of(session, endpoint))
         except ServerFault as fault:
             return fault
 
@@ -92,27 +146,25 @@ async def served_model(session: aiohttp.ClientSession, endpoint: Endpoint) -> st
     """
     url = f"{endpoint.url}/v1/models"
     try:
-        async with (
-            asyncio.timeout(HEALTH_TIMEOUT_S),
-            session.get(url, headers=auth_header(endpoint), allow_redirects=False) as response,
-        ):
-            status = response.status
-            data = await beginning(response, SIDE_BYTES_MAX)
-    except TimeoutError:
-        message = f"no answer within {HEALTH_TIMEOUT_S:g} s"
-        raise ServerFault(message, kind=FaultKind.UNREACHABLE) from None
-    except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, OSError) as error:
-        raise ServerFault(words(error), kind=FaultKind.UNREACHABLE) from None
+        page = await fetch(session, endpoint, "/v1/models")
     except aiohttp.ClientError as error:
         raise ConfigError(f"{endpoint.url} does not speak HTTP: {words(error)}") from None
+    status = page.status
     if status in (401, 403):
         raise ConfigError(f"{url} says {status}: name the key's environment variable in servers.api_key_env")
     if status >= 500 or status in BUSY:
         raise ServerFault(f"/v1/models says {status}", kind=FaultKind.BUSY, status=status)
     try:
-        name = strict_json.loads(data)["data"][0]["id"]
+        name = strict_json.loads(page.body)["data"][0]["id"]
     except (ValueError, KeyError, IndexError, TypeError):
         name = None
     if status != 200 or not isinstance(name, str):
         raise ConfigError(f"{url} says {status} and names no model: is this a server with OpenAI's API?")
     return name
+
+
+async def _path_of(session: aiohttp.ClientSession, endpoint: Endpoint) -> str | None:
+    try:
+        return await served_path(session, endpoint)
+    except aiohttp.ClientError as error:
+        raise ServerFault(words(error), kind=FaultKind.BROKEN) from None

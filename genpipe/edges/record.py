@@ -67,6 +67,8 @@ def encode_finished(finished: Finished, wall: Wall, settings: str | None) -> byt
     facts["attempts"] = finished.tries
     facts["started_at"] = wall.text(finished.started_s)
     facts["latency_s"] = round(finished.latency_s, 3)
+    if answer.rid is not None:
+        facts["rid"] = answer.rid
     parts += (b",", _dumps(facts)[1:-1])
     if prompt.keep_json:
         parts += (b",", prompt.keep_json)

@@ -7,6 +7,7 @@ import ssl
 from typing import Any
 
 import aiohttp
+from aiohttp.http_exceptions import ContentLengthError, TransferEncodingError
 
 from genpipe.core.errors import AttemptError, FaultKind, PromptFault, ServerFault
 from genpipe.core.values import Answer, Reply
@@ -73,6 +74,7 @@ def examine(reply: Reply) -> Answer:
         flags=_flags(finish_reason, parts),
         model=model if isinstance(model, str) else None,
         size_bytes=len(reply.body),
+        rid=reply.rid,
     )
 
 
@@ -145,8 +147,8 @@ async def refusal(response: aiohttp.ClientResponse, wire_s: float | None) -> Att
     try:
         message = _message(strict_json.loads(text))
     except ValueError:
-        message = _one_line(text.decode("utf-8", "replace"))
-    message = f"{status}: {message or _one_line(response.reason or '') or 'no message'}"
+        message = one_line(text.decode("utf-8", "replace"))
+    message = f"{status}: {message or one_line(response.reason or '') or 'no message'}"
     if status in BUSY:
         kind = FaultKind.BUSY
     elif status in _MISROUTED or 300 <= status < 400:
@@ -175,20 +177,37 @@ def _message(data: Any) -> str:
         data = error or data.get("message") or data.get("detail")
     if data is None:
         return ""
-    return _one_line(data if isinstance(data, str) else strict_json.dumps(data).decode())
+    return one_line(data if isinstance(data, str) else strict_json.dumps(data).decode())
 
 
-def _one_line(text: str) -> str:
+def one_line(text: str) -> str:
     """The beginning, since servers echo whole prompts in their errors; nothing in it moves a cursor."""
     shown = "".join(char if char.isprintable() else " " for char in text[:2000])
     return " ".join(shown.split())[:300]
 
 
 def fault_of(error: aiohttp.ClientError, wire_s: float | None) -> ServerFault:
-    """Who did not answer, or answered with something else than HTTP."""
-    lost = isinstance(error, aiohttp.ClientConnectionError) or wire_s is None
-    kind = FaultKind.UNREACHABLE if lost else FaultKind.BROKEN
-    return ServerFault(words(error), kind=kind, wire_s=wire_s)
+    """Who did not answer, or answered with something else than HTTP.
+
+    ``UNREACHABLE`` where the request was not handed to the socket, ``LOST`` where the connection broke after
+    that, in mid-reply too, and ``BROKEN`` where it stands and what came over it is damaged.
+    """
+    if wire_s is None:
+        kind = FaultKind.UNREACHABLE
+    elif isinstance(error, aiohttp.ClientConnectionError) or is_cut(error):
+        kind = FaultKind.LOST
+    else:
+        kind = FaultKind.BROKEN
+    # A body is read of a 200 only.
+    status = 200 if is_cut(error) else None
+    return ServerFault(words(error), kind=kind, status=status, wire_s=wire_s)
+
+
+def is_cut(error: aiohttp.ClientError) -> bool:
+    """Whether the connection ended before the body did; what cannot be unpacked is damaged instead."""
+    return isinstance(error, aiohttp.ClientPayloadError) and isinstance(
+        error.__cause__, ContentLengthError | TransferEncodingError
+    )
 
 
 def words(error: Exception) -> str:
@@ -196,18 +215,18 @@ def words(error: Exception) -> str:
     if isinstance(error, aiohttp.ClientConnectorDNSError):
         return f"the name {error.host} cannot be resolved"
     if isinstance(error, aiohttp.ClientConnectorError):
-        return _one_line(f"cannot connect: {_reason(error.os_error)}")
+        return one_line(f"cannot connect: {_reason(error.os_error)}")
     if isinstance(error, aiohttp.ServerTimeoutError):
         return f"cannot connect within {CONNECT_TIMEOUT_S:g} s"
     if isinstance(error, aiohttp.ServerDisconnectedError):
         return "closed the connection without a reply"
     if isinstance(error, OSError):
-        return _one_line(f"the connection broke: {_reason(error)}")
+        return one_line(f"the connection broke: {_reason(error)}")
     if isinstance(error, aiohttp.ClientPayloadError):
-        return "the reply was cut short, or is damaged"
+        return "the reply was cut short" if is_cut(error) else "the reply is damaged"
     if isinstance(error, aiohttp.ClientResponseError):
-        return _one_line(f"the reply is no HTTP: {error.message}")
-    return _one_line(f"{type(error).__name__}: {error}")
+        return one_line(f"the reply is no HTTP: {error.message}")
+    return one_line(f"{type(error).__name__}: {error}")
 
 
 def _reason(error: OSError) -> str:

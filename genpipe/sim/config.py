@@ -91,7 +91,8 @@ class SimConfig:
     """How a simulated server behaves. With the step times left at 0 it answers at once.
 
     Attributes:
-        model: name under ``/v1/models`` and path in ``/model_info``; requests may use any name.
+        model: name under ``/v1/models``; requests may use any name.
+        model_path: path in ``/model_info``; None for the name.
         context_tokens: context length (tokens).
         kv_tokens: size of the KV pool as reported by ``/v1/loads``; not enforced (tokens).
         max_running: requests that generate at once (count).
@@ -108,12 +109,16 @@ class SimConfig:
         disconnect_notice_s: how long a request goes on after its client has left (seconds).
         keepalive_s: how long an idle connection is kept (seconds).
         api_key: Bearer token that all but ``/health`` asks for; None for open access.
+        snapshot_loads: ``/v1/loads`` is of each rank's last step and says when that was, as in SGLang 0.5.13
+            and later; else it is asked of the scheduler, as before, and has no such times.
+        revive_s: how soon a server that died by an order is started again; None for never (seconds).
         enable_metrics: as the server's flag: timings in ``/generate``, throughput in ``/v1/loads``.
         orders: read orders from the prompts and take modes at ``/_fake``.
         log_path: file that gets one JSON line per request; None for no log.
     """
 
     model: str = "tiny-model"
+    model_path: str | None = None
     context_tokens: int = 32768
     kv_tokens: int = 458_000
     max_running: int = 256
@@ -128,6 +133,8 @@ class SimConfig:
     disconnect_notice_s: float = 2.5
     keepalive_s: float = 5.0
     api_key: str | None = None
+    snapshot_loads: bool = True
+    revive_s: float | None = None
     enable_metrics: bool = True
     orders: bool = False
     log_path: Path | None = None
@@ -155,3 +162,5 @@ class SimConfig:
         ):
             if not (math.isfinite(getattr(self, name)) and getattr(self, name) >= 0.0):
                 raise ConfigError(f"{name} must be finite and >= 0, got {getattr(self, name)}")
+        if self.revive_s is not None and not (math.isfinite(self.revive_s) and self.revive_s > 0.0):
+            raise ConfigError(f"revive_s must be finite and > 0, or None, got {self.revive_s}")

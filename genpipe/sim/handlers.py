@@ -1,16 +1,16 @@
 """The HTTP of one simulated server: its routes, and how generations and ordered faults reach the wire."""
 
 import asyncio
+import math
 import socket
 import struct
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 from uuid import uuid4
 
-import orjson
 from aiohttp import web
 
 from genpipe.sim import replies
@@ -20,15 +20,9 @@ from genpipe.sim.config import LengthLaw
 from genpipe.sim.journal import Visit
 from genpipe.sim.orders import NO_ORDERS, OrderError, Orders, parse_orders
 from genpipe.sim.port import TIMER_STEP_S, SimPort
+from genpipe.sim.telling import BARE, JSON, TEXT, Telling, for_ever, reply
 
-_JSON = {"Server": "uvicorn", "Content-Type": "application/json"}
-_BARE = {"Server": "uvicorn"}
-_TEXT = {"Server": "uvicorn", "Content-Type": "text/plain; charset=utf-8"}
 _HTML = {"Server": "uvicorn", "Content-Type": "text/html; charset=utf-8"}
-_FLUSHED = (
-    b"Cache flushed.\nPlease check backend logs for more details. "
-    b"(When there are running or waiting requests, the operation will not be performed.)\n"
-)
 _NEEDS_NO_KEY = frozenset({"/health", "/health_generate", "/_fake", "/_fake/stats"})
 
 _Handler = Callable[[web.BaseRequest, Visit], Awaitable[web.StreamResponse]]
@@ -49,10 +43,9 @@ class Fleet(Protocol):
         """The reply of ``/_fake/stats``."""
         ...
 
-
-def reply(status: int, body: bytes, headers: Mapping[str, str] = _JSON) -> web.Response:
-    """A reply with its length, as uvicorn sends it."""
-    return web.Response(status=status, body=body, headers=headers)
+    def doom(self, port: SimPort, in_s: float) -> None:
+        """Have a port die in so many seconds, unless it dies before that."""
+        ...
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -82,21 +75,23 @@ class Handlers:
         self._config = port.config
         self._fleet = fleet
         self._law = LengthLaw.parse(port.config.lengths)
-        self._created = int(time.time())
+        self._telling = telling = Telling(port)
         get, post = ("GET",), ("POST",)
         self._routes: dict[str, tuple[tuple[str, ...], _Handler]] = {
             "/v1/chat/completions": (post, partial(self._generation, Api.CHAT)),
             "/v1/completions": (post, partial(self._generation, Api.COMPLETIONS)),
             "/generate": (("POST", "PUT"), partial(self._generation, Api.GENERATE)),
-            "/health": (get, self._health),
-            "/health_generate": (get, self._health),
-            "/v1/models": (get, self._models),
-            "/model_info": (get, self._model_info),
-            "/get_model_info": (get, self._model_info),
-            "/v1/loads": (get, self._loads),
-            "/get_load": (get, self._get_load),
-            "/ping": (get, self._ping),
-            "/flush_cache": (("GET", "POST"), self._flush_cache),
+            "/health": (get, telling.health),
+            "/health_generate": (get, telling.health),
+            "/v1/models": (get, telling.models),
+            "/model_info": (get, telling.model_info),
+            "/get_model_info": (get, telling.model_info),
+            "/server_info": (get, telling.server_info),
+            "/get_server_info": (get, telling.server_info),
+            "/v1/loads": (get, telling.loads),
+            "/get_load": (get, telling.get_load),
+            "/ping": (get, telling.ping),
+            "/flush_cache": (("GET", "POST"), telling.flush_cache),
             "/abort_request": (post, self._abort_request),
             "/_fake/stats": (get, self._fake_stats),
         }
@@ -112,7 +107,7 @@ class Handlers:
             self._port.lose(visit)
             raise
         except Refusal as refusal:
-            headers = {**(_TEXT if refusal.plain else _JSON), **refusal.headers}
+            headers = {**(TEXT if refusal.plain else JSON), **refusal.headers}
             response = reply(refusal.status, refusal.body, headers)
             if "Connection" in refusal.headers:
                 response.force_close()
@@ -133,11 +128,11 @@ class Handlers:
         route = self._routes.get(visit.path)
         if route is None:
             if request.method == "GET" and visit.path.startswith("/v1/models/"):
-                return self._model(visit.path.removeprefix("/v1/models/"))
+                return self._telling.model(visit.path.removeprefix("/v1/models/"))
             return reply(404, b'{"detail":"Not Found"}')
         methods, handler = route
         if request.method not in methods:
-            headers = {**_JSON, "Allow": ", ".join(methods)}
+            headers = {**JSON, "Allow": ", ".join(methods)}
             return reply(405, b'{"detail":"Method Not Allowed"}', headers)
         return await handler(request, visit)
 
@@ -217,12 +212,17 @@ class Handlers:
         """Faults that come instead of a generation."""
         if orders.reset:
             await _reset(request, visit)
+        if orders.die_s is not None:
+            # Whether its client waits for that or not; until then it runs like any other.
+            self._fleet.doom(self._port, orders.die_s)
+            await self._port.generate(visit, (Job(tokens=0, hold_s=math.inf),))
+            await for_ever()
         if not ask.has_user:
             message = "Internal server error: No user query found in messages."
             raise refuse(ask.api, message, status=500, type_="InternalServerError")
         if orders.hang in ("headers", "never"):
             # An order stands in the body, so ``never`` has been read as well; the client sees no difference.
-            await _for_ever()
+            await for_ever()
         if orders.status is not None:
             await asyncio.sleep(orders.delay_s * self._port.modes.slow)
             message, kind = replies.error_of(orders, ask.texts[0].tokens, self._config.context_tokens)
@@ -241,7 +241,7 @@ class Handlers:
             return reply(200, replies.HTML_PAGE, _HTML)
         if orders.body != "truncated" and orders.hang != "body" and not orders.split_utf8:
             return reply(200, body)
-        response = web.StreamResponse(status=200, headers={**_JSON, "Content-Length": str(len(body))})
+        response = web.StreamResponse(status=200, headers={**JSON, "Content-Length": str(len(body))})
         await response.prepare(request)
         if orders.split_utf8:
             for piece in replies.split_characters(body):
@@ -253,98 +253,10 @@ class Handlers:
         visit.cut = orders.body == "truncated"
         if visit.cut and request.transport is not None:
             request.transport.close()
-        await _for_ever()
+        await for_ever()
         return response
 
-    # The other endpoints
-
-    async def _health(self, _request: web.BaseRequest, visit: Visit) -> web.StreamResponse:
-        busy = self._port.modes.busy_health
-        if busy == "503":
-            return reply(503, b"", _BARE)
-        wait_s = self._config.health_delay_s
-        if busy == "slow":
-            wait_s += max(0.0, self._port.busy_until_s - time.monotonic())
-        if wait_s > 0.0:
-            await asyncio.sleep(wait_s)
-        dead = self._port.modes.dead_scheduler and visit.path == "/health_generate"
-        return reply(503 if dead else 200, b"", _BARE)
-
-    async def _models(self, _request: web.BaseRequest, _visit: Visit) -> web.StreamResponse:
-        return reply(200, orjson.dumps({"object": "list", "data": [self._card()]}))
-
-    def _model(self, name: str) -> web.StreamResponse:
-        if name == self._config.model:
-            return reply(200, orjson.dumps(self._card()))
-        error = {
-            "message": f"The model '{name}' does not exist",
-            "type": "invalid_request_error",
-            "param": "model",
-            "code": "model_not_found",
-        }
-        return reply(404, orjson.dumps({"error": error}))
-
-    def _card(self) -> dict[str, Any]:
-        return {
-            "id": self._config.model,
-            "object": "model",
-            "created": self._created,
-            "owned_by": "sglang",
-            "root": self._config.model,
-            "parent": None,
-            "max_model_len": self._config.context_tokens,
-        }
-
-    async def _model_info(self, _request: web.BaseRequest, _visit: Visit) -> web.StreamResponse:
-        info = {
-            "model_path": self._config.model,
-            "tokenizer_path": self._config.model,
-            "is_generation": True,
-            "preferred_sampling_params": None,
-            "weight_version": "default",
-            "has_image_understanding": False,
-            "has_audio_understanding": False,
-            "model_type": "qwen3",
-            "architectures": ["Qwen3ForCausalLM"],
-        }
-        return reply(200, orjson.dumps(info))
-
-    async def _loads(self, request: web.BaseRequest, _visit: Visit) -> web.StreamResponse:
-        self._port.pump(time.monotonic())
-        include = request.query.getall("include", ["all"])
-        sections = {part.strip() for value in include for part in value.split(",")}
-        batch = self._port.batch
-        body = replies.loads_body(
-            running=batch.running,
-            waiting=batch.queued,
-            used_tokens=batch.used_tokens,
-            kv_tokens=self._config.kv_tokens,
-            running_max=batch.running_max,
-            tokens_per_s=batch.tokens_per_s if self._config.enable_metrics else 0.0,
-            core_only=sections <= {"core"},
-        )
-        return reply(200, body)
-
-    async def _get_load(self, _request: web.BaseRequest, _visit: Visit) -> web.StreamResponse:
-        now_s = time.monotonic()
-        self._port.pump(now_s)
-        batch = self._port.batch
-        load = {
-            "dp_rank": None,
-            "num_reqs": batch.running + batch.queued,
-            "num_waiting_reqs": batch.queued,
-            "num_tokens": batch.used_tokens,
-            "num_pending_tokens": 0,
-            "ts_tic": now_s,
-        }
-        return reply(200, orjson.dumps([load]))
-
-    async def _ping(self, _request: web.BaseRequest, _visit: Visit) -> web.StreamResponse:
-        return reply(200, b"", _BARE)
-
-    async def _flush_cache(self, _request: web.BaseRequest, _visit: Visit) -> web.StreamResponse:
-        idle = not (self._port.batch.running or self._port.batch.queued)
-        return reply(200 if idle else 400, _FLUSHED, _TEXT)
+    # What changes a server
 
     async def _abort_request(self, request: web.BaseRequest, _visit: Visit) -> web.StreamResponse:
         try:
@@ -354,7 +266,7 @@ class Handlers:
         if not isinstance(given, dict):
             return reply(400, flat_error(400, "The body must be a JSON object", "Bad Request"))
         self._port.abort(given.get("rid"), every=bool(given.get("abort_all")))
-        return reply(200, b"", _BARE)
+        return reply(200, b"", BARE)
 
     async def _fake(self, request: web.BaseRequest, _visit: Visit) -> web.StreamResponse:
         try:
@@ -376,11 +288,6 @@ def _timing(visit: Visit) -> replies.Timing:
     )
 
 
-async def _for_ever() -> None:
-    """Wait for the end of the connection, which cancels its handler."""
-    await asyncio.get_running_loop().create_future()
-
-
 async def _reset(request: web.BaseRequest, visit: Visit) -> None:
     """End the connection with a RST."""
     visit.cut = True
@@ -388,4 +295,4 @@ async def _reset(request: web.BaseRequest, visit: Visit) -> None:
         sock = request.transport.get_extra_info("socket")
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         request.transport.abort()
-    await _for_ever()
+    await for_ever()

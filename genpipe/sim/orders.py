@@ -27,7 +27,11 @@ _WHOLE: Mapping[str, str] = {
     "reason": "reason_tokens",
     "huge": "huge_bytes",
 }
-_SECONDS: Mapping[str, str] = {"delay": "delay_s", "retry_after": "retry_after_s"}
+_SECONDS: Mapping[str, str] = {"delay": "delay_s", "retry_after": "retry_after_s", "die": "die_s"}
+
+
+HUNG_HEALTH_S = 20.0
+"""How long the real server's health check waits for a scheduler that hangs (seconds)."""
 
 
 class OrderError(ValueError):
@@ -54,6 +58,7 @@ class Orders:
         split_utf8: send the body in pieces that cut characters.
         reset: RST before any byte; the first attempt only, unless ``times`` says otherwise.
         hang: stop for ever before the ``headers`` (``never`` is the same here), or in mid-``body``.
+        die_s: its server dies so long after it came, with all that is open there (seconds).
         loop: the text repeats one phrase to its end.
     """
 
@@ -72,6 +77,7 @@ class Orders:
     split_utf8: bool = False
     reset: bool = False
     hang: str | None = None
+    die_s: float | None = None
     loop: bool = False
 
     def at_attempt(self, attempt: int) -> "Orders":
@@ -86,6 +92,7 @@ class Orders:
                 content=None,
                 reset=False,
                 hang=None,
+                die_s=None,
                 loop=False,
             )
         if self.times is None and self.reset and attempt > 1:
@@ -152,6 +159,8 @@ class Modes:
     Attributes:
         down: nothing listens, every connection was dropped.
         dead_scheduler: ``/health`` and model info answer, ``/health_generate`` is 503, generation hangs.
+        hung_s: the scheduler hangs, and ``/health`` says so after this time; None for well (seconds).
+        revive_s: how soon the port listens again after it died; None for never (seconds).
         busy_health: ``503`` or ``slow``: what ``/health`` does while generation goes on; None for well.
         queue_limit: requests that may wait, or None for no limit (count).
         keepalive_s: idle limit of connections made from now on (seconds).
@@ -162,12 +171,19 @@ class Modes:
 
     down: bool = False
     dead_scheduler: bool = False
+    hung_s: float | None = None
+    revive_s: float | None = None
     busy_health: str | None = None
     queue_limit: int | None
     keepalive_s: float
     slow: float = 1.0
     no_metrics: bool = False
     slots: int
+
+    @property
+    def frozen(self) -> bool:
+        """Nothing is generated."""
+        return self.dead_scheduler or self.hung_s is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,6 +231,11 @@ def parse_mode(given: object) -> ModeChange:
     ``down``           stop listening and drop all connections
     ``up``             listen again (ask another port of the process, and name the port)
     ``dead_scheduler`` generation hangs, ``/health_generate`` is 503, the others answer
+    ``hung``           as a stopped scheduler does it: generation, ``/server_info`` and ``/get_load``
+                       hang, the others answer at once with what was true before, and ``/health``
+                       is 503 after ``value`` S (default 20); ends with ``false`` or ``normal``,
+                       and what was in flight goes on
+    ``revive_s``       ``value`` S: a port that died by an order listens again S later; null never
     ``busy_health``    ``value`` "503" (default) or "slow"; needs ``seconds``
     ``queue_limit``    ``value`` Q requests may wait, more get 503; null for no limit
     ``keepalive``      ``value`` S: new connections are closed after S idle seconds
@@ -254,6 +275,12 @@ def _mode_value(
             return "down", False
         case str() if mode in _SWITCHES and value in (None, True, False):
             return mode, value is not False
+        case "hung" if value is None or isinstance(value, bool):
+            return "hung_s", None if value is False else HUNG_HEALTH_S
+        case "hung" | "revive_s" if _is_number(value) and value > 0:
+            return "hung_s" if mode == "hung" else "revive_s", float(value)
+        case "revive_s" if value is None:
+            return "revive_s", None
         case "busy_health" if value in (None, "503", "slow") and seconds is not None:
             return "busy_health", value or "503"
         case "queue_limit" if value is None or (_is_count(value) and value >= 0):

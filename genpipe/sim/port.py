@@ -4,6 +4,7 @@ import asyncio
 import math
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -14,6 +15,29 @@ from genpipe.sim.orders import Modes
 
 TIMER_STEP_S = 0.001
 """No timer is set closer than this: uvloop counts in milliseconds, and would spin on less."""
+
+
+SNAPSHOT_EVERY_S = 0.01
+"""How far apart two times of ``/v1/loads`` are at least (seconds)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """What a scheduler says of itself.
+
+    Attributes:
+        taken_s: when (seconds, wall clock).
+        running: requests that hold a slot (count).
+        waiting: requests in the queue (count).
+        used_tokens: tokens in the KV pool (count).
+        tokens_per_s: what is generated now.
+    """
+
+    taken_s: float
+    running: int
+    waiting: int
+    used_tokens: int
+    tokens_per_s: float
 
 
 class SimPort:
@@ -32,13 +56,18 @@ class SimPort:
         in_flight: those open now (count).
         in_flight_max: most that were ever open (count).
         busy_until_s: when a busy health check ends (seconds, monotonic).
+        deaths: how often it died by an order (count).
+        changed: set, and another one, when the modes change.
     """
 
     def __init__(self, number: int, config: SimConfig, journal: Journal) -> None:
         self.number = number
         self.config = config
         self.configured = Modes(
-            queue_limit=config.max_queued, keepalive_s=config.keepalive_s, slots=config.max_running
+            queue_limit=config.max_queued,
+            keepalive_s=config.keepalive_s,
+            slots=config.max_running,
+            revive_s=config.revive_s,
         )
         self.modes = self.configured
         self.batch = Batch(
@@ -51,6 +80,9 @@ class SimPort:
         self.arrivals = self.answered = self.refused = self.gone = 0
         self.in_flight = self.in_flight_max = 0
         self.busy_until_s = 0.0
+        self.deaths = 0
+        self.changed = asyncio.Event()
+        self._snapshot = self._take_snapshot()
         self._journal = journal
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
@@ -213,8 +245,13 @@ class SimPort:
 
     def enter(self, modes: Modes, busy_s: float | None = None) -> None:
         """Behave like ``modes`` from now on; ``busy_s`` is how long a busy health check lasts (seconds)."""
-        self.modes = modes
         now_s = time.monotonic()
+        if modes.frozen and not self.modes.frozen:
+            self.pump(now_s)
+            self._snapshot = self._take_snapshot()
+        self.modes = modes
+        self.changed.set()
+        self.changed = asyncio.Event()
         if busy_s is not None:
             self.busy_until_s = now_s + busy_s
         self.batch.change(
@@ -222,9 +259,27 @@ class SimPort:
             running_max=modes.slots,
             queued_max=modes.queue_limit,
             slow=modes.slow,
-            frozen=modes.dead_scheduler,
+            frozen=modes.frozen,
         )
         self.pump(now_s)
+
+    def snapshot(self) -> Snapshot:
+        """What the scheduler has published last; while it stands still that stays as it was."""
+        if not self.modes.frozen:
+            self.pump(time.monotonic())
+            self._snapshot = self._take_snapshot()
+        return self._snapshot
+
+    def _take_snapshot(self) -> Snapshot:
+        batch = self.batch
+        return Snapshot(
+            # The real one publishes after some steps, and idle ones are steps.
+            taken_s=math.floor(time.time() / SNAPSHOT_EVERY_S) * SNAPSHOT_EVERY_S,
+            running=batch.running,
+            waiting=batch.queued,
+            used_tokens=batch.used_tokens,
+            tokens_per_s=batch.tokens_per_s if self.config.enable_metrics else 0.0,
+        )
 
     def figures(self) -> dict[str, Any]:
         """What is known about this port, live; integrals in request-seconds since the start."""
@@ -237,6 +292,7 @@ class SimPort:
             "answered": self.answered,
             "refused": self.refused,
             "client_gone": self.gone,
+            "deaths": self.deaths,
             "in_flight": self.in_flight,
             "in_flight_max": self.in_flight_max,
             "running": self.batch.running,

@@ -1,6 +1,5 @@
 """Texts and reply bodies in SGLang 0.5.11's shapes, made from plain numbers."""
 
-import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -285,70 +284,6 @@ def error_of(orders: Orders, prompt_tokens: int, context_tokens: int) -> tuple[s
         case why:
             message = why.replace("_", " ")
     return message, {400: "BadRequestError", 500: "InternalServerError"}.get(status, str(status))
-
-
-def loads_body(
-    *,
-    running: int,
-    waiting: int,
-    used_tokens: int,
-    kv_tokens: int,
-    running_max: int,
-    tokens_per_s: float,
-    core_only: bool,
-) -> bytes:
-    """The reply of ``/v1/loads``, live numbers."""
-    usage = round(min(1.0, used_tokens / kv_tokens), 4)
-    throughput = round(tokens_per_s, 2)
-    load: dict[str, Any] = {
-        "num_running_reqs": running,
-        "num_waiting_reqs": waiting,
-        "num_used_tokens": used_tokens,
-        "num_total_tokens": used_tokens,
-        "max_total_num_tokens": kv_tokens,
-        "token_usage": usage,
-        "gen_throughput": throughput,
-        "cache_hit_rate": 0.0,
-        "utilization": 0.0,
-        "max_running_requests": running_max,
-    }
-    if not core_only:
-        load["memory"] = {"weight_gb": 0.002, "kv_cache_gb": 0.01, "graph_gb": 0, "token_capacity": kv_tokens}
-        load["disaggregation"] = _NO_DISAGGREGATION
-        load["queues"] = {"waiting": waiting, "grammar": 0, "paused": 0, "retracted": 0}
-    load["num_total_reqs"] = running + waiting
-    seconds = time.time()
-    stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
-    return orjson.dumps(
-        {
-            "timestamp": f"{stamp}.{math.floor(seconds % 1 * 1e6):06d}+00:00",
-            "version": "0.5.11",
-            "dp_rank_count": 1,
-            "loads": [load],
-            "aggregate": {
-                "total_running_reqs": running,
-                "total_waiting_reqs": waiting,
-                "total_reqs": running + waiting,
-                "total_used_tokens": used_tokens,
-                "total_tokens": used_tokens,
-                "avg_token_usage": usage,
-                "avg_throughput": throughput,
-                "avg_utilization": 0.0,
-            },
-        }
-    )
-
-
-_NO_DISAGGREGATION = {
-    "mode": "null",
-    "prefill_prealloc_queue_reqs": 0,
-    "prefill_inflight_queue_reqs": 0,
-    "decode_prealloc_queue_reqs": 0,
-    "decode_transfer_queue_reqs": 0,
-    "decode_retracted_queue_reqs": 0,
-    "kv_transfer_speed_gb_s": 0.0,
-    "kv_transfer_latency_ms": 0.0,
-}
 
 
 def split_characters(body: bytes) -> Iterator[bytes]:

@@ -1,8 +1,9 @@
 """Simulated SGLang servers over real HTTP: many ports, one process, one event loop.
 
-The endpoints, reply shapes and manners are those of SGLang 0.5.11; the speed is a model of continuous
-batching. Behind ``SimConfig.orders`` a prompt may order faults, and ``POST /_fake`` changes how
-a port behaves (``orders.parse_mode``); ``GET /_fake/stats`` tells what really happened.
+The endpoints, reply shapes and manners are those of SGLang 0.5.11, and of 0.5.17 where a scheduler hangs;
+the speed is a model of continuous batching. Behind ``SimConfig.orders`` a prompt may order faults,
+and ``POST /_fake`` changes how a port behaves (``orders.parse_mode``); ``GET /_fake/stats`` tells what really
+happened.
 """
 
 import asyncio
@@ -137,6 +138,10 @@ class SimFleet:
             await self.change_mode(number, change)
         return orjson.dumps({"port": number, "mode": change.name or "normal", "value": change.value})
 
+    def doom(self, port: SimPort, in_s: float) -> None:
+        """Have a port die in so many seconds, unless it dies before that."""
+        self._listeners[port.number].doom(in_s)
+
     def stats_body(self) -> bytes:
         """The reply of ``/_fake/stats``."""
         return orjson.dumps({"ports": self.stats()})
@@ -200,6 +205,7 @@ class _Listener:
         self._server: asyncio.Server | None = None
         self._changing = asyncio.Lock()
         self._undo: dict[str | None, asyncio.TimerHandle] = {}
+        self._death: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def open(self) -> None:
@@ -229,6 +235,8 @@ class _Listener:
         """Close for good, and give the number back."""
         for handle in self._undo.values():
             handle.cancel()
+        if self._death is not None:
+            self._death.cancel()
         for task in list(self._tasks):
             task.cancel()
             with suppress(asyncio.CancelledError):
@@ -250,6 +258,21 @@ class _Listener:
         """Go down when the present request has been answered."""
         self._undo[None] = self._loop.call_later(DOWN_AFTER_S, self._start, self.change, change)
 
+    def doom(self, in_s: float) -> None:
+        """Die in so many seconds: what kills the process first, does."""
+        at_s = self._loop.time() + in_s
+        if self._death is not None:
+            if self._death.when() <= at_s:
+                return
+            self._death.cancel()
+        self._death = self._loop.call_at(at_s, self._die)
+
+    def _die(self) -> None:
+        self._death = None
+        if not self.port.modes.down:
+            self.port.deaths += 1
+            self._start(self.change, ModeChange(name="down", value=True, seconds=self.port.modes.revive_s))
+
     def _start_undo(self, change: ModeChange) -> None:
         self._undo.pop(change.name, None)
         self._start(self._enter_undone, change)
@@ -266,6 +289,10 @@ class _Listener:
         async with self._changing:
             self.port.enter(modes, busy_s)
             if modes.down:
+                if self._death is not None:
+                    # Who was to die of it is dead, and whoever starts next has not had that prompt.
+                    self._death.cancel()
+                    self._death = None
                 await self.close()
             else:
                 await self.open()

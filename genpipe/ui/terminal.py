@@ -14,7 +14,7 @@ WIDTH = 110
 URL_WIDTH = 44
 """A longer address loses its beginning, since servers differ at the end (characters)."""
 
-ERROR_LINES_MAX = 4
+ERROR_LINES_MAX = REASON_LINES_MAX = 4
 
 LIVE = ("starting", "running", "waiting", "draining")
 OWNER_HINTS = {
@@ -44,8 +44,7 @@ def status(progress: dict[str, Any], *, note: str | None = None, alive: bool = T
     if state in LIVE and not alive:
         state = "dead"
     lines = [f"{state}  run {progress['run_id'][:8]}, segment {progress['segment']}"]
-    if note:
-        lines += textwrap.wrap(note, WIDTH)
+    lines += _matters(progress, note, on=on)
     lines.append(bar(progress) + (f", {wording.number(progress['in_flight'])} in flight" if on else ""))
     took = wording.duration(progress["elapsed_s"])
     rate = f"{wording.number(progress['rate_per_sec_segment'])}/s in this segment, which "
@@ -69,14 +68,33 @@ def status(progress: dict[str, Any], *, note: str | None = None, alive: bool = T
             f"answers   {wording.number(quality['empty'])} empty, "
             f"{wording.number(quality['cut'])} cut off at the length limit"
         )
+    if progress.get("hedged") or progress.get("late"):
+        hedged, late = progress.get("hedged") or 0, progress.get("late") or 0
+        dropped = f"; {_count(late, 'late answer')} dropped" if late else ""
+        lines.append(f"hedging   {_count(hedged, 'request')} sent to a second server as well{dropped}")
     if progress["s3"]:
         lines += _uploads(progress["s3"], on=on)
     if progress["last_error"]:
         error = f"{progress['last_error']} (the last one)"
         folded = textwrap.wrap(error, WIDTH, initial_indent="error     ", subsequent_indent=" " * 10)
         lines += folded[:ERROR_LINES_MAX]
+    if on and progress.get("tail"):
+        lines += ["", *tail(progress["tail"], progress["in_flight"])]
     lines += ["", *slot_time(progress["slot_time"]), "", *servers(progress["servers"])]
     return "\n".join(_fitting(line) for line in lines)
+
+
+def _matters(progress: dict[str, Any], note: str | None, *, on: bool) -> list[str]:
+    """What is to be seen before all else: why the run stops, what is wrong, what it waits for."""
+    texts = []
+    if progress.get("stop_reason"):
+        texts.append(f"{'stopping:' if on else 'stopped by'} {progress['stop_reason']}")
+    texts += [f"warning: {text}" for text in progress.get("warnings") or ()]
+    if on and progress.get("waiting_for"):
+        texts.append(f"waiting: {progress['waiting_for']}")
+    if note:
+        texts.append(note)
+    return [line for text in texts for line in textwrap.wrap(text, WIDTH)[:REASON_LINES_MAX]]
 
 
 def _uploads(s3: dict[str, Any], *, on: bool) -> list[str]:
@@ -125,23 +143,75 @@ def slot_time(by_span: dict[str, dict[str, float] | None]) -> list[str]:
     return lines
 
 
+def tail(requests: list[dict[str, Any]], in_flight: int) -> list[str]:
+    """The oldest requests that still run, a line each.
+
+    Args:
+        requests: the oldest, in this order.
+        in_flight: how many run in all.
+    """
+    width = min(URL_WIDTH, max([len(request["server"]) for request in requests], default=6))
+    lines = [f"{'still running':<20}  {'server':<{width}}            for"]
+    for request in requests:
+        how = "also at a second server" if request.get("hedged") else ""
+        if (request.get("tries") or 1) > 1:
+            how = f"sent {request['tries']} times" + (f", {how}" if how else "")
+        line = (
+            f"  prompt {wording.number(request['index']):>11}  {_ending(request['server'], width):<{width}} "
+            f"{wording.duration(request['age_s']):>14}   {how}"
+        )
+        lines.append(line.rstrip())
+    if (more := in_flight - len(requests)) > 0:
+        lines.append(f"  and {wording.number(more)} more")
+    return [_fitting(line) for line in lines]
+
+
 def servers(rows: list[dict[str, Any]]) -> list[str]:
-    """The servers, a line each."""
-    width = min(URL_WIDTH, max([len(row["url"]) for row in rows], default=6))
-    lines = [f"{'server':<{width}}  state    in flight    answers         tokens   wire  faults".rstrip()]
+    """The servers, a line each; those that are used no more come last.
+
+    What only some servers have has a column only then: how much a busy one is allowed of its limit, and slots
+    that wait for a server to notice that their request was given up.
+    """
+    rows = sorted(rows, key=lambda row: row["state"] == "gone")
+    extras = [
+        (heading, shown)
+        for heading, shown in (("allowed", _allowed), ("aborting", _aborting))
+        if any(shown(row) for row in rows)
+    ]
+    widest = URL_WIDTH - sum(len(heading) + 2 for heading, _ in extras)
+    width = min(widest, max([len(row["url"]) for row in rows], default=6))
+    more = "".join(f"  {heading}" for heading, _ in extras)
+    heads = f"{'server':<{width}}  state    in flight{more}    answers         tokens   wire  faults"
+    lines = [heads]
     for row in rows:
         wire = wording.percent((row["slot_time"] or {}).get("wire"))
         faults = ", ".join(f"{count} {kind}" for kind, count in row["faults"].items())
         in_flight = f"{row['in_flight']}/{row['limit']}"
+        more = "".join(f"  {shown(row):>{len(heading)}}" for heading, shown in extras)
         line = (
-            f"{_ending(row['url'], width):<{width}}  {row['state']:<8} {in_flight:>9} "
-            f"{wording.number(row['answers']):>10} {wording.number(row['output_tokens']):>14} "
-            f"{wire:>6}  {faults}"
+            f"{_ending(row['url'], width):<{width}}  {row['state']:<8} {in_flight:>9}{more} "
+            f"{wording.number(row['answers']):>10} {wording.number(row['output_tokens']):>14} {wire:>6}"
         )
-        lines.append(line.rstrip())
+        if not faults:
+            lines.append(line)
+        elif len(line) + 2 + len(faults) <= WIDTH:
+            lines.append(f"{line}  {faults}")
+        else:
+            lines += [line, f"  faults: {faults}"]
         if row["state"] != "up" and row["last_error"]:
             lines.append(f"  {row['last_error']}")
     return [_fitting(line) for line in lines]
+
+
+def _allowed(row: dict[str, Any]) -> str:
+    """What a server is allowed now, where that is less than its limit."""
+    allowed = row.get("allowed")
+    return "" if row["state"] == "gone" or allowed is None or allowed >= row["limit"] else str(allowed)
+
+
+def _aborting(row: dict[str, Any]) -> str:
+    """Slots of requests that were given up and that the server has not noticed yet."""
+    return str(row["aborting"]) if row.get("aborting") else ""
 
 
 def _ending(url: str, width: int) -> str:

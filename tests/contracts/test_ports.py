@@ -11,7 +11,7 @@ import pytest
 from genpipe.core.bitmap import Bitmap
 from genpipe.core.errors import ConfigError, DiskFull, FaultKind, PromptFault, ServerFault, StoreError
 from genpipe.core.flow import Core, FlowSettings
-from genpipe.core.values import Chunk, Prompt, ServerSpec, Start
+from genpipe.core.values import Checkup, Chunk, Inquire, Probe, Prompt, ServerSpec, Start, Vitals
 from genpipe.driver import Driver
 from genpipe.edges.dialects import Dialect
 from genpipe.edges.prompts import JsonlSource
@@ -293,6 +293,7 @@ ORDERS = {
     "slow": "delay=100",
     "busy": "status=503 why=queue_full retry_after=3",
     "broken": "status=500",
+    "lost": "reset=1",
     "refused": "status=400",
     "abort": "finish=abort",
     "nochoices": "body=nochoices",
@@ -303,6 +304,7 @@ ORDERS = {
 FAULTS = {
     "busy": lambda: ServerFault("queue full", kind=FaultKind.BUSY, status=503, retry_after_s=3.0),
     "broken": lambda: ServerFault("internal", kind=FaultKind.BROKEN, status=500),
+    "lost": lambda: ServerFault("reset", kind=FaultKind.LOST),
     "refused": lambda: PromptFault("bad", status=400),
     "abort": lambda: ServerFault("no answer", kind=FaultKind.BROKEN, status=200),
     "nochoices": lambda: ServerFault("no answer", kind=FaultKind.BROKEN, status=200),
@@ -323,13 +325,23 @@ async def fake_transport():
             return ServerFault("refused", kind=FaultKind.UNREACHABLE)
         return FAULTS.get(what(start), lambda: None)()
 
-    yield FakeTransport(
+    def vitals(server):
+        if server == DEAD:
+            return Vitals(trouble="cannot connect: refused")
+        return Vitals(known=len(transport.open), mark=f"{asyncio.get_running_loop().time()}")
+
+    transport = FakeTransport(
         VirtualClock(asyncio.get_running_loop()),
         latency_s=lambda start: 100.0 if what(start) == "slow" else 0.001,
         fault=fault,
-        trouble=lambda server: "cannot connect: refused" if server == DEAD else None,
+        trouble=lambda server: (
+            Checkup(trouble="cannot connect: refused", refused=True) if server == DEAD else None
+        ),
         probe_s=0.001,
+        vitals=vitals,
     )
+    transport.reconnects = [0, 0]
+    yield transport
 
 
 @contextlib.asynccontextmanager
@@ -380,7 +392,8 @@ def test_a_transport_brings_a_reply_with_its_instants_and_finds_the_answer_in_it
 
 @transports
 @pytest.mark.parametrize(
-    ("what", "kind", "status"), [("busy", FaultKind.BUSY, 503), ("broken", FaultKind.BROKEN, 500)]
+    ("what", "kind", "status"),
+    [("busy", FaultKind.BUSY, 503), ("broken", FaultKind.BROKEN, 500), ("lost", FaultKind.LOST, None)],
 )
 def test_a_transport_names_the_kind_of_a_servers_fault(make, what, kind, status):
     async def test(transport):
@@ -447,14 +460,46 @@ def test_a_cancelled_request_ends_at_once_and_the_next_one_works(make):
 @pytest.mark.parametrize("ask", [False, True])
 def test_a_probe_says_nothing_of_a_server_that_is_well_and_one_line_of_one_that_is_not(make, ask):
     async def test(transport):
-        return [await transport.probe(server, ask=ask) for server in (WELL, DEAD)]
+        return [await transport.probe(Probe(server=server, ask=ask)) for server in (WELL, DEAD)]
 
     well, dead = with_transport(make, test)
 
-    assert well is None
-    assert isinstance(dead, str)
-    assert dead
-    assert "\n" not in dead
+    assert well == Checkup(asked=ask)
+    assert dead == Checkup(trouble=dead.trouble, refused=True)
+    assert dead.trouble
+    assert "\n" not in dead.trouble
+
+
+@transports
+def test_an_inquiry_counts_what_a_server_has_and_says_in_one_line_why_another_says_nothing(make):
+    async def test(transport):
+        task = asyncio.ensure_future(transport.generate(a_start("slow")))
+        await asyncio.sleep(0.05)
+        busy = await transport.inquire(Inquire(server=WELL, timeout_s=5.0))
+        task.cancel()
+        await asyncio.wait([task])
+        await asyncio.sleep(0.05)
+        idle = await transport.inquire(Inquire(server=WELL, timeout_s=5.0))
+        return busy, idle, await transport.inquire(Inquire(server=DEAD, timeout_s=5.0))
+
+    busy, idle, dead = with_transport(make, test)
+
+    assert (busy.trouble, busy.known, idle.known) == (None, 1, 0)
+    assert 0.0 <= busy.age_s < 2.0
+    assert None not in (busy.mark, idle.mark)
+    assert busy.mark != idle.mark
+    assert dead == Vitals(trouble=dead.trouble)
+    assert dead.trouble
+    assert "\n" not in dead.trouble
+
+
+@transports
+def test_a_transport_counts_what_it_sent_again_by_server(make):
+    async def test(transport):
+        await transport.generate(a_start("good"))
+        return list(transport.reconnects)
+
+    assert with_transport(make, test) == [0, 0]
 
 
 # ---- all of them together ----

@@ -11,7 +11,12 @@ import pytest
 from genpipe.sim.server import SimConfig, SimFleet
 
 RECORDED = json.loads((Path(__file__).parent.parent / "recordings" / "sglang_0.5.11.json").read_text())
-LIKE_RECORDED: dict[str, Any] = {"model": "tiny", "context_tokens": 2048, "health_delay_s": 0.05}
+LIKE_RECORDED: dict[str, Any] = {
+    "model": "tiny",
+    "context_tokens": 2048,
+    "health_delay_s": 0.05,
+    "snapshot_loads": False,
+}
 
 NULL_HERE = {"cached_tokens_details"}
 """A dict where the real server's prefix cache was hit; the simulated server has no cache."""

@@ -2,7 +2,23 @@
 
 from genpipe.core.errors import FaultKind, PromptFault, ServerFault
 from genpipe.core.flow import Core, FlowSettings
-from genpipe.core.values import Answer, BadLine, Cancel, Chunk, Commit, Probe, Prompt, Read, ServerSpec, Start
+from genpipe.core.values import (
+    Answer,
+    BadLine,
+    Cancel,
+    Checkup,
+    Chunk,
+    Commit,
+    Inquire,
+    Probe,
+    Prompt,
+    Read,
+    ServerSpec,
+    Start,
+    Vitals,
+)
+
+REFUSED = Checkup(trouble="connection refused", refused=True)
 
 
 class Steady:
@@ -21,9 +37,9 @@ def bad(*indices):
 
 
 def make_core(count=2, slots=(1,), *, exhausted=True, core_class=Core, now_s=0.0, **settings):
-    """A core that has read ``count`` prompts, with all slots open and commits that wait for nobody."""
+    """A core that has read ``count`` prompts: all slots open, commits wait for nobody, no second attempts."""
     specs = [ServerSpec(url=f"http://s{number}", limit=limit) for number, limit in enumerate(slots)]
-    fields = {"ramp_s": 0.0, "group_interval_s": 0.0, **settings}
+    fields = {"ramp_s": 0.0, "group_interval_s": 0.0, "hedge": False, **settings}
     core = core_class(FlowSettings(**fields), specs, Steady(), now_s)
     assert [type(action) for action in core.due(now_s)] == [Read]
     core.offered(Chunk(prompts=prompts(*range(count)), exhausted=exhausted), now_s)
@@ -55,6 +71,36 @@ def cancels(core, now_s):
 
 def reads(core, now_s):
     return due(core, now_s, Read)
+
+
+def inquiries(core, now_s):
+    return [inquire.server for inquire in due(core, now_s, Inquire)]
+
+
+def started(core, server=None):
+    """What is in flight, at one server or at all, oldest first."""
+    return [each.start for each in core.flights() if server in (None, each.start.server)]
+
+
+def inquired(core, now_s, server=0, **vitals):
+    """A server was asked; the attempts that are to be cancelled now."""
+    core.inquired(server, Vitals(**vitals), now_s)
+    core.check()
+    return [cancel.attempt for cancel in cancels(core, now_s)]
+
+
+def cancel(core, start, now_s):
+    core.cancelled(start, now_s)
+    core.check()
+
+
+def well(core, now_s, server=0, **found):
+    probed(core, server, Checkup(**found), now_s)
+
+
+def probed(core, server, checkup, now_s):
+    core.probed(server, checkup, now_s)
+    core.check()
 
 
 def an_answer(*, size_bytes=100, output_tokens=10, finish_reason="stop", content="x"):

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from genpipe.core.books import OWNERS, Books, Window, shares
 from genpipe.core.errors import FaultKind, PromptFault
-from genpipe.core.values import Chunk, Commit, Start
+from genpipe.core.values import Checkup, Chunk, Commit, Start
 from tests.core.build import answer, fail, fault, make_core, prompts, starts
 
 
@@ -158,7 +158,7 @@ def test_a_trial_leaves_the_other_slots_down():
     for start in starts(core, 0.0):
         fail(core, start, 0.0)
     core.due(0.5)
-    core.probed(0, None, asked=False, now_s=1.0)
+    core.probed(0, Checkup(), 1.0)
     core.due(1.0)
 
     assert owned(core, 3.0) == {"down": 3.0 + 4.0, "wire": 2.0}

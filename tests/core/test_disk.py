@@ -85,7 +85,7 @@ def test_a_full_disk_is_booked_as_storage():
     assert core.books.owned_by_all_s()["storage"] == pytest.approx(30.0)
 
 
-def test_where_the_answers_fill_the_memory_requests_are_called_off_and_sent_again_later():
+def test_where_the_answers_fill_the_memory_requests_are_called_off_and_sent_again_once_their_slots_are_free():
     core, running, group = refused_core(slots=(3,), backlog_bytes_max=500)
     answer(core, running[0], 1.2, size_bytes=2000)
     cancels = due(core, 1.2, Cancel)
@@ -100,6 +100,8 @@ def test_where_the_answers_fill_the_memory_requests_are_called_off_and_sent_agai
     (action,) = commits(core, 2.0)
     core.committed(action.group.number, 2.0, PLENTY)
     again = starts(core, 2.0)
+    assert len(again) == 1
+    again += starts(core, 5.3)
     assert {start.prompt.index for start in again[:2]} == {start.prompt.index for start in running[1:]}
 
 

@@ -4,7 +4,8 @@ import pytest
 
 from genpipe.core.errors import FaultKind, PromptFault, ServerFault
 from genpipe.core.flow import Core, FlowSettings
-from genpipe.core.values import Chunk, Commit, Probe, Read, ServerSpec, Start
+from genpipe.core.settings import GuardSettings
+from genpipe.core.values import Checkup, Chunk, Commit, Probe, Read, ServerSpec, Start
 from tests.core.build import (
     Steady,
     an_answer,
@@ -20,10 +21,11 @@ from tests.core.build import (
     prompts,
     reads,
     refuse,
+    started,
     starts,
 )
 
-NEVER_CHARGED = [FaultKind.UNREACHABLE, FaultKind.BUSY, FaultKind.MISROUTED]
+NEVER_CHARGED = [FaultKind.UNREACHABLE, FaultKind.BUSY, FaultKind.MISROUTED, FaultKind.LOST]
 
 
 def indices(found):
@@ -128,7 +130,7 @@ def test_what_no_prompt_can_help_is_never_charged(kind):
         for action in core.due(now_s):
             match action:
                 case Probe(server=server):
-                    core.probed(server, None, asked=False, now_s=now_s)
+                    core.probed(server, Checkup(), now_s)
                 case Start(prompt=prompt) if prompt.index == 0:
                     fail(core, action, now_s, kind)
                     tries = action.tries
@@ -164,6 +166,31 @@ def test_a_fault_is_charged_once_its_server_has_answered_somebody_else():
     assert core.done >= 2
 
 
+def test_a_reply_that_breaks_off_is_charged_as_a_broken_answer_is():
+    """Other than a connection that breaks before any of it: the same again may break again, for ever."""
+    core = make_core(20, slots=(1,), prompt_attempts=1, backoff_s=0.01, backoff_max_s=0.01)
+    now_s, tries = 0.0, 0
+    while core.gave_up == 0:
+        for action in core.due(now_s):
+            match action:
+                case Start(prompt=prompt) if prompt.index == 0:
+                    tries += 1
+                    error = ServerFault("broke off", kind=FaultKind.LOST, status=200, wire_s=now_s)
+                    core.failed(action, error, now_s)
+                case Start():
+                    answer(core, action, now_s)
+                case Probe(server=server):
+                    core.probed(server, Checkup(), now_s)
+                case Commit(group=group):
+                    core.committed(group.number, now_s)
+        now_s += 0.5
+        assert now_s < 60.0
+
+    # Three of them bench the server, and then another prompt is its trial.
+    assert tries == 4
+    assert core.done >= 1
+
+
 def test_a_fault_is_not_charged_while_its_server_answers_nobody():
     core = make_core(1, slots=(1,), prompt_attempts=1)
     now_s = 0.0
@@ -188,7 +215,7 @@ def test_a_token_of_our_own_counts_where_nobody_is_left_to_ask():
                     fail(core, action, now_s)
                 case Probe(server=server, ask=ask):
                     asked += ask
-                    core.probed(server, None, asked=ask, now_s=now_s)
+                    core.probed(server, Checkup(asked=ask), now_s)
                 case Commit(group=group):
                     (gave_up,) = group.given_up
                     core.committed(group.number, now_s)
@@ -197,6 +224,21 @@ def test_a_token_of_our_own_counts_where_nobody_is_left_to_ask():
 
     assert (tries, asked) == (5, 2)
     assert (gave_up.error_class, gave_up.for_good, gave_up.tries) == ("ServerFault", False, 5)
+
+
+def test_a_token_is_asked_for_too_where_all_prompts_in_memory_may_be_at_fault_and_there_are_more():
+    """Nothing is read while so many wait: without the token nobody would ever be charged."""
+    core = make_core(4, slots=(3,), exhausted=False, ready_spare=0, backoff_s=0.1, backoff_max_s=0.1)
+    for start in starts(core, 0.0):
+        fail(core, start, 0.0)
+    core.offered(Chunk(prompts=()), 0.4) if core._reading else None
+    assert [probe.ask for probe in due(core, 0.5, Probe)] == [False]
+    core.probed(0, Checkup(), 0.6)
+    (fresh,) = starts(core, 0.6)
+    fail(core, fresh, 0.7)
+
+    (probe,) = due(core, core.next_timer_s(), Probe) or due(core, core.next_timer_s(), Probe)
+    assert probe.ask
 
 
 def test_no_token_is_asked_for_while_a_prompt_without_a_fault_waits():
@@ -274,11 +316,11 @@ def test_nothing_is_read_while_more_prompts_sleep_than_there_are_slots():
         if core._reading:
             core.offered(Chunk(prompts=prompts(*range(first, first + 4))), now_s)
             first += 4
-        for start in list(core.flights()):
+        for start in started(core):
             fail(core, start, now_s, FaultKind.BROKEN if start.attempt % 2 else FaultKind.UNREACHABLE)
         for action in core.due(now_s):
             if isinstance(action, Probe):
-                core.probed(action.server, None, asked=False, now_s=now_s)
+                core.probed(action.server, Checkup(), now_s)
 
     assert len(core._waiting) <= 12
 
@@ -431,16 +473,18 @@ def end_many(core, refused, answered):
 
 
 def test_a_run_whose_prompts_are_nearly_all_refused_stops_and_says_so():
-    core = make_core(100, slots=(100,), refused_after=20)
+    core = make_core(100, slots=(100,), guards=GuardSettings(refused_after=20))
     end_many(core, refused=20, answered=0)
 
     assert core.stopping
-    assert core.refusal == "20 of the first 20 prompts were refused, 20 with: too long"
+    assert core.refusal == (
+        "guards.refused_share: 20 of the first 20 prompts were refused (bound 50 %), 20 with: too long"
+    )
     assert len(cancels(core, 0.0)) == 80
 
 
 def test_a_run_whose_prompts_are_sometimes_refused_goes_on():
-    core = make_core(100, slots=(100,), refused_after=20)
+    core = make_core(100, slots=(100,), guards=GuardSettings(refused_after=20))
     found = starts(core, 0.0)
     for number, start in enumerate(found):
         if number % 2:
@@ -452,19 +496,24 @@ def test_a_run_whose_prompts_are_sometimes_refused_goes_on():
     assert not core.stopping
 
 
-def test_refusals_after_a_good_beginning_do_not_stop_a_run():
-    core = make_core(400, slots=(400,), refused_after=20)
+@pytest.mark.parametrize(("on_failed", "stops"), [("warn", False), ("stop", True)])
+def test_refusals_after_a_good_beginning_do_not_stop_a_run_unless_the_bound_on_all_failures_does(
+    on_failed, stops
+):
+    core = make_core(400, slots=(400,), guards=GuardSettings(refused_after=20, on_failed=on_failed))
     found = starts(core, 0.0)
     for start in found[:40]:
         answer(core, start, 0.0)
     for start in found[40:]:
         refuse(core, start, 0.0)
 
-    assert core.refusal is None
+    assert core.stopping == stops
+    assert (core.refusal or "guards.failed_share").startswith("guards.failed_share")
+    assert (core.refusal is not None) == stops
 
 
 def test_bad_lines_do_not_hide_that_every_prompt_is_refused():
-    core = make_core(0, slots=(50,), exhausted=False, refused_after=20)
+    core = make_core(0, slots=(50,), exhausted=False, guards=GuardSettings(refused_after=20))
     core.due(0.0)
     core.offered(Chunk(prompts=prompts(*range(100, 130)), bad=bad(*range(100)), exhausted=True), 0.0)
     end_many(core, refused=30, answered=0)
@@ -480,7 +529,7 @@ def test_nothing_is_sent_or_read_after_a_stop():
     core.due(0.0)
     core.offered(Chunk(prompts=prompts(*range(5, 9))), 0.0)
     core.stop(1.0, grace_s=5.0)
-    for start in list(core.flights()):
+    for start in started(core):
         answer(core, start, 2.0)
 
     assert [type(action) for action in core.due(2.0)] == [Commit]

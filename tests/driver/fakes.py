@@ -6,7 +6,20 @@ from collections.abc import Callable, Sequence
 from genpipe.core.errors import AttemptError, DiskFull, FaultKind, ServerFault, StoreError
 from genpipe.core.flow import Core
 from genpipe.core.ports import Clock
-from genpipe.core.values import Answer, BadLine, Chunk, Group, Prompt, Reply, Space, Start
+from genpipe.core.values import (
+    Answer,
+    BadLine,
+    Checkup,
+    Chunk,
+    Group,
+    Inquire,
+    Probe,
+    Prompt,
+    Reply,
+    Space,
+    Start,
+    Vitals,
+)
 
 BROKEN_BODY = b"this is no answer"
 
@@ -72,6 +85,9 @@ class FakeTransport:
         log: what happened in order: ``("sent" | "came" | "examined", index)``.
         came: indices of the good answers that were handed over, in order.
         open: attempts under way, by number.
+        reconnects: by server; for a test to set.
+        probes: what was asked of servers, in order.
+        inquiries: likewise of silent ones.
         crash_in_examine: index of the prompt whose reply meets a bug.
     """
 
@@ -81,22 +97,31 @@ class FakeTransport:
         *,
         latency_s: Callable[[Start], float] = lambda start: 1.0,
         fault: Callable[[Start], Exception | None] = lambda start: None,
-        trouble: Callable[[int], str | None] = lambda server: None,
+        trouble: Callable[[int], str | Checkup | None] = lambda server: None,
         probe_s: float = 0.5,
+        vitals: Callable[[int], Vitals] = lambda server: Vitals(),
+        inquire_s: float = 0.01,
     ) -> None:
         self.log: list[tuple[str, int]] = []
         self.came: list[int] = []
         self.open: dict[int, Start] = {}
+        self.reconnects: Sequence[int] = range(0)
+        self.probes: list[Probe] = []
+        self.inquiries: list[Inquire] = []
         self.crash_in_examine: int | None = None
         self._clock = clock
         self._latency_s = latency_s
         self._fault = fault
         self._trouble = trouble
         self._probe_s = probe_s
+        self._vitals = vitals
+        self._inquire_s = inquire_s
 
     async def generate(self, start: Start) -> Reply:
         index = start.prompt.index
-        assert all(other.prompt.index != index for other in self.open.values()), "sent twice at once"
+        others = [other.server for other in self.open.values() if other.prompt.index == index]
+        assert len(others) < 2, "sent three times at once"
+        assert start.server not in others, "sent twice at once to one server"
         self.log.append(("sent", index))
         self.open[start.attempt] = start
         try:
@@ -133,9 +158,22 @@ class FakeTransport:
             size_bytes=len(reply.body),
         )
 
-    async def probe(self, server: int, *, ask: bool) -> str | None:
+    async def probe(self, probe: Probe) -> Checkup:
+        self.probes.append(probe)
         await asyncio.sleep(self._probe_s)
-        return self._trouble(server)
+        found = self._trouble(probe.server)
+        if isinstance(found, Checkup):
+            return found
+        return Checkup(trouble=found, asked=probe.ask and found is None)
+
+    async def inquire(self, inquire: Inquire) -> Vitals:
+        self.inquiries.append(inquire)
+        try:
+            async with asyncio.timeout(inquire.timeout_s):
+                await asyncio.sleep(self._inquire_s)
+        except TimeoutError:
+            return Vitals(trouble="said nothing in time")
+        return self._vitals(inquire.server)
 
 
 class FakeStore:

@@ -1,48 +1,43 @@
 """HTTP to servers, over real sockets: what is sent, what is made of each reply, and who is blamed."""
 
 import asyncio
-import contextlib
 import gzip
 import json
+import logging
 import re
 import shutil
 import socket
 import ssl
-import struct
 import subprocess
 import time
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-import uvloop
+from aiohttp.abc import ResolveResult
 
 from genpipe.core.errors import ConfigError, FaultKind, PromptFault, ServerFault
 from genpipe.core.values import Prompt, Reply, Start
 from genpipe.edges import strict_json
-from genpipe.edges.discovery import served_model
+from genpipe.edges.connections import Names
 from genpipe.edges.replies import REPLY_BYTES_MAX, examine
 from genpipe.edges.sglang import Endpoint, Monotonic, SglangTransport, open_session
 from genpipe.sim.orders import parse_mode
 from genpipe.sim.server import SimConfig, SimFleet
-
-KEY = "sk-very-secret"
-GOOD: dict[str, Any] = {
-    "model": "m",
-    "choices": [{"index": 0, "message": {"content": "hi"}, "finish_reason": "stop"}],
-    "usage": {"prompt_tokens": 1, "completion_tokens": 1},
-}
-LOOPS = pytest.mark.parametrize(
-    "loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"]
+from tests.edges.raw_server import (
+    GOOD,
+    KEY,
+    LOOPS,
+    RawServer,
+    always,
+    free_port,
+    http,
+    on,
+    reset,
+    unanswered,
+    until,
 )
 
-
 # ---- helpers ----
-
-
-def on(main, loop=None):
-    """Run a coroutine function to its end."""
-    with asyncio.Runner(loop_factory=loop) as runner:
-        return runner.run(main())
 
 
 def start_of(text="hello", *, attempt=1, server=0):
@@ -71,76 +66,6 @@ def with_fleet(test, *, timeout_s=None, members=None, loop=None, **config):
     return on(main, loop)
 
 
-def http(body=b"", status="200 OK", **headers):
-    """A reply's bytes, with its length unless another one is given."""
-    data = body if isinstance(body, bytes) else json.dumps(body).encode()
-    lines = {
-        "Content-Length": len(data),
-        **{name.replace("_", "-"): value for name, value in headers.items()},
-    }
-    head = "".join(f"{name}: {value}\r\n" for name, value in lines.items() if value is not None)
-    return f"HTTP/1.1 {status}\r\n{head}\r\n".encode("latin-1") + data
-
-
-class RawServer:
-    """A server that does with each request what a test says, byte for byte.
-
-    ``act(reader, writer, request, number)`` gets the connection, the request's head and body, and how many
-    requests came before it. What it returns is sent; None closes the connection.
-
-    Attributes:
-        requests: heads and bodies that came, and on which connection (from 0).
-        gone: set when a client has closed a connection.
-    """
-
-    def __init__(self, act, **options):
-        self._act = act
-        self._options = options
-        self._tasks = set()
-        self._connections = 0
-        self.requests = []
-        self.gone = asyncio.Event()
-
-    async def __aenter__(self):
-        if "sock" not in self._options:
-            self._options |= {"host": "127.0.0.1", "port": 0}
-        self._server = await asyncio.start_server(self._serve, **self._options)
-        scheme = "https" if "ssl" in self._options else "http"
-        self.url = f"{scheme}://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
-        return self
-
-    async def __aexit__(self, *_):
-        self._server.close()
-        for task in list(self._tasks):
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
-        await self._server.wait_closed()
-
-    async def _serve(self, reader, writer):
-        task = asyncio.current_task()
-        self._tasks.add(task)
-        number, self._connections = self._connections, self._connections + 1
-        try:
-            while True:
-                head = await reader.readuntil(b"\r\n\r\n")
-                length = re.search(rb"(?i)content-length: (\d+)", head)
-                body = await reader.readexactly(int(length[1])) if length else b""
-                self.requests.append((head.decode(), body, number))
-                data = await self._act(reader, writer, head, len(self.requests) - 1)
-                if data is None:
-                    break
-                writer.write(data)
-                await writer.drain()
-        except (ConnectionError, asyncio.IncompleteReadError):
-            self.gone.set()
-        finally:
-            self._tasks.discard(task)
-            writer.close()
-            with contextlib.suppress(ConnectionError, ssl.SSLError):
-                await writer.wait_closed()
-
-
 def with_raw(act, test, *, timeout_s=None, members=None, loop=None, **endpoint):
     """Run ``test(transport, server)`` against a hand-written server."""
 
@@ -152,29 +77,6 @@ def with_raw(act, test, *, timeout_s=None, members=None, loop=None, **endpoint):
             return await test(transport, server)
 
     return on(main, loop)
-
-
-def always(data):
-    """A server that gives each request the same bytes."""
-
-    async def act(reader, writer, head, number):
-        return data
-
-    return act
-
-
-def reset(writer):
-    """End a connection with a RST."""
-    sock = writer.get_extra_info("socket")
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    writer.transport.abort()
-
-
-async def until(condition, timeout_s=5.0):
-    """Wait for something that tells nobody."""
-    async with asyncio.timeout(timeout_s):
-        while not condition():  # noqa: ASYNC110  # counters have no event
-            await asyncio.sleep(0.01)
 
 
 def fault_of(act, *, start=None, kind=ServerFault, **options):
@@ -199,17 +101,6 @@ def ordered(orders, **options):
 
 def reply_of(data):
     return Reply(body=data if isinstance(data, bytes) else json.dumps(data).encode(), wire_s=3.0, last_s=4.0)
-
-
-@contextlib.contextmanager
-def unanswered():
-    """An address at which connections are neither taken nor refused, and its socket."""
-    with socket.create_server(("127.0.0.1", 0), backlog=0) as listener, contextlib.ExitStack() as stack:
-        for _ in range(2):
-            filler = stack.enter_context(socket.socket())
-            filler.setblocking(False)
-            filler.connect_ex(listener.getsockname())
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}", listener
 
 
 # ---- what is sent ----
@@ -493,7 +384,6 @@ def test_the_key_is_not_in_an_error_though_the_server_repeats_it():
         ("body=nochoices", "200 without choices"),
         ("body=html", "200 with a body that is not JSON: "),
         ("finish=abort tokens=3", "200 with finish_reason abort"),
-        ("body=truncated", "the reply was cut short"),
     ],
 )
 def test_a_200_that_is_no_answer_is_the_server_s_fault(orders, words):
@@ -755,12 +645,6 @@ def test_a_reply_longer_than_any_answer_is_not_read():
 # ---- no reply ----
 
 
-def free_port():
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return sock.getsockname()[1]
-
-
 @LOOPS
 def test_a_refused_connection_is_nobody_s_fault_but_the_server_s(loop):
     async def main():
@@ -788,33 +672,43 @@ def test_a_name_that_cannot_be_resolved_is_named():
 
 
 @LOOPS
-def test_a_reset_before_any_byte_is_charged_to_no_prompt(loop):
+def test_a_reset_before_any_byte_of_a_reply_may_be_a_server_that_died_of_the_prompt(loop):
     async def act(reader, writer, head, number):
         reset(writer)
 
     fault = fault_of(act, loop=loop)
 
-    assert fault.kind is FaultKind.UNREACHABLE
+    assert fault.kind is FaultKind.LOST
     assert fault.wire_s is not None
     assert "reset" in str(fault)
 
 
 @LOOPS
-def test_a_close_before_any_byte_is_charged_to_no_prompt(loop):
+def test_and_so_may_a_close_be(loop):
     async def act(reader, writer, head, number):
         return None
 
     fault = fault_of(act, loop=loop)
 
-    assert fault.kind is FaultKind.UNREACHABLE
+    assert fault.kind is FaultKind.LOST
+    assert fault.wire_s is not None
     assert str(fault) == "closed the connection without a reply"
 
 
 @LOOPS
 @pytest.mark.parametrize("how", ["close", "reset"])
-def test_a_reply_that_breaks_off_is_a_broken_one(loop, how):
+@pytest.mark.parametrize(
+    "data",
+    [
+        http(b'{"choices":', Content_Length=500),
+        b'HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n99\r\n{"choices"',
+        http(gzip.compress(bytes(99))[:20], Content_Encoding="gzip", Content_Length=500),
+    ],
+    ids=["length", "chunked", "gzip"],
+)
+def test_a_reply_that_breaks_off_is_lost_with_its_connection(loop, how, data):
     async def act(reader, writer, head, number):
-        writer.write(http(b'{"choices":', Content_Length=500))
+        writer.write(data)
         await writer.drain()
         await asyncio.sleep(0.02)
         if how == "reset":
@@ -822,8 +716,37 @@ def test_a_reply_that_breaks_off_is_a_broken_one(loop, how):
 
     fault = fault_of(act, loop=loop)
 
+    assert fault.kind is FaultKind.LOST
+    assert str(fault) == "the reply was cut short"
+
+
+def test_a_simulated_server_cuts_a_reply_short_too():
+    with pytest.raises(ServerFault, match=r"^the reply was cut short$") as caught:
+        ordered("body=truncated")
+
+    assert caught.value.kind is FaultKind.LOST
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        http(b"no gzip at all", Content_Encoding="gzip"),
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}zz",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nno length\r\n{}",
+    ],
+)
+@pytest.mark.parametrize("closes", [False, True])
+def test_a_reply_that_is_damaged_is_a_broken_one_though_the_connection_ends_with_it(data, closes):
+    async def act(reader, writer, head, number):
+        writer.write(data)
+        await writer.drain()
+        if not closes:
+            await reader.read()
+
+    fault = fault_of(act)
+
     assert fault.kind is FaultKind.BROKEN
-    assert str(fault) == "the reply was cut short, or is damaged"
+    assert str(fault).isprintable()
 
 
 @pytest.mark.parametrize(
@@ -969,7 +892,7 @@ def test_the_second_sending_is_the_last(loop):
 
     fault, requests, reconnects = with_raw(act, test, loop=loop)
 
-    assert fault.kind is FaultKind.UNREACHABLE
+    assert fault.kind is FaultKind.LOST
     assert requests == 3
     assert reconnects == [1]
 
@@ -1010,7 +933,7 @@ def test_a_kept_connection_that_dies_in_a_reply_is_not_tried_again(data, loop):
     assert with_raw(act, test, loop=loop) == (2, [0])
 
 
-def test_a_server_that_is_gone_when_the_request_is_sent_again_is_unreachable():
+def test_a_server_that_is_gone_when_the_request_is_sent_again_was_lost_with_the_first():
     async def act(reader, writer, head, number):
         if number == 0:
             return http(GOOD)
@@ -1022,14 +945,35 @@ def test_a_server_that_is_gone_when_the_request_is_sent_again_is_unreachable():
     async def test(transport, server):
         servers.append(server)
         await transport.generate(start_of(attempt=1))
+        before_s = time.monotonic()
         with pytest.raises(ServerFault) as caught:
             await transport.generate(start_of(attempt=2))
-        return caught.value
+        return before_s, caught.value
 
-    fault = with_raw(act, test)
+    before_s, fault = with_raw(act, test)
 
-    assert fault.kind is FaultKind.UNREACHABLE
-    assert fault.wire_s is None
+    assert fault.kind is FaultKind.LOST
+    assert "refused" in str(fault)
+    assert before_s <= fault.wire_s <= time.monotonic()
+
+
+@LOOPS
+def test_a_kept_connection_that_breaks_a_second_after_the_request_was_not_idle(loop):
+    """A prompt that kills servers takes some seconds to; sent again it would kill whoever comes next."""
+
+    async def act(reader, writer, head, number):
+        if number == 0:
+            return http(GOOD)
+        await asyncio.sleep(1.1)
+        return None
+
+    async def test(transport, server):
+        await transport.generate(start_of(attempt=1))
+        with pytest.raises(ServerFault) as caught:
+            await transport.generate(start_of(attempt=2))
+        return caught.value.kind, len(server.requests), transport.reconnects
+
+    assert with_raw(act, test, loop=loop) == (FaultKind.LOST, 2, [0])
 
 
 @LOOPS
@@ -1118,11 +1062,52 @@ def test_a_cancelled_request_closes_its_connection_however_far_the_reply_is(loop
         sending.cancel()
         with pytest.raises(asyncio.CancelledError):
             await sending
-        async with asyncio.timeout(2):
+        # The server's own half of this takes a turn or two of the same loop.
+        async with asyncio.timeout(0.1):
             await server.gone.wait()
         return sending.cancelled()
 
     assert with_raw(act, test, loop=loop, timeout_s=timeout_s)
+
+
+@LOOPS
+@pytest.mark.parametrize("timeout_s", [None, 0.2])
+def test_what_a_stopped_server_has_not_read_of_a_given_up_request_is_never_sent(loop, timeout_s):
+    """Else it would find the whole request when it goes on, and the connection would stay open until then."""
+    size, came = 30_000_000, 0
+    ended, may_read = asyncio.Event(), asyncio.Event()
+
+    async def serve(reader, writer):
+        nonlocal came
+        writer.transport.pause_reading()
+        await may_read.wait()
+        writer.transport.resume_reading()
+        try:
+            while data := await reader.read(1 << 20):
+                came += len(data)
+        except ConnectionError:
+            pass
+        ended.set()
+        writer.close()
+
+    async def main():
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        async with transport_to(url, timeout_s=timeout_s) as transport:
+            sending = asyncio.ensure_future(transport.generate(start_of("x" * size)))
+            await asyncio.sleep(0.1)
+            if timeout_s is None:
+                sending.cancel()
+            await asyncio.wait([sending], timeout=2)
+            may_read.set()
+            async with asyncio.timeout(2):
+                await ended.wait()
+            server.close()
+            await server.wait_closed()
+            return sending.cancelled() or isinstance(sending.exception(), PromptFault)
+
+    assert on(main, loop)
+    assert came < size
 
 
 def test_a_cancel_while_connecting_is_let_through():
@@ -1139,7 +1124,7 @@ def test_a_cancel_while_connecting_is_let_through():
     assert on(main)
 
 
-def test_a_peer_that_vanished_is_noticed_in_minutes():
+def test_a_peer_that_vanished_is_noticed_in_a_minute():
     async def act(reader, writer, head, number):
         return http(GOOD)
 
@@ -1154,9 +1139,10 @@ def test_a_peer_that_vanished_is_noticed_in_minutes():
         (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE),
         (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL),
         (socket.IPPROTO_TCP, socket.TCP_KEEPCNT),
+        (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT),
     ]
 
-    assert with_raw(act, test) == [1, 60, 30, 3]
+    assert with_raw(act, test) == [1, 30, 10, 3, 60_000]
 
 
 @LOOPS
@@ -1201,197 +1187,179 @@ def test_https_works_and_a_certificate_that_nobody_vouches_for_is_named(loop, tm
     assert [json.loads(reply.body) for reply in replies] == [GOOD, GOOD]
 
 
-# ---- probes ----
+# ---- servers that join ----
 
 
-def probe_of(act, *, ask=False, **options):
+def test_a_server_that_joins_is_used_like_the_others_with_its_own_key():
+    async def act(reader, writer, head, number):
+        return None if number == 1 else http(GOOD)
+
     async def test(transport, server):
-        return await transport.probe(0, ask=ask), [head.split()[:2] for head, *_ in server.requests]
+        async with RawServer(act) as late:
+            place = transport.add(Endpoint(url=late.url, api_key=KEY, takes_rid=False))
+            for attempt in (1, 2):
+                await transport.generate(start_of(attempt=attempt, server=place))
+            await transport.generate(start_of(attempt=3))
+            return place, late.requests, server.requests, list(transport.reconnects)
 
-    return with_raw(act, test, **options)
+    place, late, first, reconnects = with_raw(always(http(GOOD)), test, members={"n": 1})
+
+    assert place == 1
+    assert len(late) == 3
+    assert f"Bearer {KEY}" in late[0][0]
+    assert json.loads(late[0][1]) == {
+        "messages": [{"role": "user", "content": "hello"}],
+        "model": "m",
+        "n": 1,
+    }
+    assert len(first) == 1
+    assert KEY not in first[0][0]
+    assert reconnects == [0, 1]
 
 
-def test_a_healthy_server_is_well():
-    async def test(transport, fleet):
-        return await transport.probe(0, ask=False), await transport.probe(0, ask=True)
+# ---- ids ----
 
-    assert with_fleet(test, health_delay_s=0.1) == (None, None)
+
+def test_an_attempt_s_id_can_be_told_before_and_after_it_and_stands_in_the_log_of_a_failure(caplog):
+    caplog.set_level(logging.INFO, logger="genpipe.edges.sglang")
+    bad = start_of(attempt=2)
+
+    async def act(reader, writer, head, number):
+        return http({"error": f"no {KEY}"}, "500 Oh") if number else http(GOOD)
+
+    async def test(transport, server):
+        start = start_of(attempt=1)
+        reply = await transport.generate(start)
+        with pytest.raises(ServerFault):
+            await transport.generate(bad)
+        sent = [json.loads(body)["rid"] for _, body, _ in server.requests]
+        return transport.rid_of(start), reply.rid, transport.rid_of(bad), sent
+
+    first, replied, second, sent = with_raw(act, test, api_key=KEY)
+
+    assert [first, second] == sent
+    assert replied == first
+    assert f"rid={second} error=500: no [key]" in caplog.text
+    assert KEY not in caplog.text
+
+
+def test_a_server_that_takes_no_id_has_none():
+    async def test(transport, server):
+        return transport.rid_of(start_of()), (await transport.generate(start_of())).rid
+
+    assert with_raw(always(http(GOOD)), test, takes_rid=False) == (None, None)
+
+
+# ---- names ----
+
+
+def found_at(host, port):
+    return [
+        ResolveResult(hostname=host, host="127.0.0.1", port=port, family=socket.AF_INET, proto=6, flags=0)
+    ]
+
+
+def named(url):
+    return url.replace("127.0.0.1", "server.example")
+
+
+def test_names_that_fail_at_first_are_charged_to_no_prompt_and_found_later():
+    looks = 0
+
+    def look_up(host, port, family):
+        nonlocal looks
+        looks += 1
+        if looks <= 20:
+            raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+        return found_at(host, port)
+
+    async def main():
+        async with (
+            RawServer(always(http(GOOD))) as server,
+            SglangTransport(
+                [Endpoint(url=named(server.url))], model="m", members={}, names=Names(look_up)
+            ) as transport,
+        ):
+            faults = []
+            for attempt in range(1, 21):
+                with pytest.raises(ServerFault) as caught:
+                    await transport.generate(start_of(attempt=attempt))
+                faults.append(caught.value)
+            for attempt in range(21, 61):
+                await transport.generate(start_of(attempt=attempt))
+            return faults
+
+    faults = on(main)
+
+    assert {fault.kind for fault in faults} == {FaultKind.UNREACHABLE}
+    assert {str(fault) for fault in faults} == {"the name server.example cannot be resolved"}
+    assert looks == 21
+
+
+@LOOPS
+def test_a_name_is_looked_up_though_all_threads_that_the_process_shares_are_busy(loop):
+    async def main():
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+        uploading = asyncio.ensure_future(asyncio.to_thread(time.sleep, 1.5))
+        async with RawServer(always(http(GOOD))) as server:
+            async with transport_to(server.url.replace("127.0.0.1", "localhost")) as transport:
+                await asyncio.sleep(0.05)
+                began_s = time.monotonic()
+                await transport.generate(start_of())
+                took_s = time.monotonic() - began_s
+            busy = not uploading.done()
+            await uploading
+            return busy, took_s
+
+    busy, took_s = on(main, loop)
+
+    assert busy
+    assert took_s < 1
 
 
 @pytest.mark.parametrize(
-    ("status", "said"),
-    [
-        ("503 Service Unavailable", "/health says 503"),
-        ("302 Found", "/health says 302"),
-        ("401 Unauthorized", "/health says 401"),
-        ("404 Not Found", None),
-    ],
+    "trouble", [socket.gaierror(socket.EAI_NONAME, "no"), UnicodeError("label too long"), TimeoutError()]
 )
-def test_a_probe_says_what_health_says(status, said):
-    said_now, requests = probe_of(always(http(b"", status, Location="/elsewhere")))
+def test_a_name_that_was_known_keeps_its_address_and_another_one_is_unknown(trouble):
+    known = True
 
-    assert said_now == said
-    assert requests == [["GET", "/health"]]
+    def look_up(host, port, family):
+        if not known:
+            raise trouble
+        return found_at(host, port)
 
-
-def test_a_probe_of_a_server_that_refuses_says_so():
     async def main():
-        async with transport_to(f"http://127.0.0.1:{free_port()}") as transport:
-            return await transport.probe(0, ask=False)
+        nonlocal known
+        names = Names(look_up)
+        first = await names.resolve("a", 1)
+        known = False
+        second = await names.resolve("a", 1)
+        with pytest.raises(OSError) as caught:  # noqa: PT011  # its number is what counts
+            await names.resolve("b", 1)
+        await names.close()
+        return first, second, caught.value
 
-    assert "refused" in on(main)
+    first, second, error = on(main)
 
-
-@pytest.mark.parametrize("data", [None, b"garbage\r\n\r\n"])
-def test_a_probe_of_a_server_that_talks_nonsense_is_one_line(data):
-    async def act(reader, writer, head, number):
-        if data:
-            writer.write(data)
-
-    said, _ = probe_of(act)
-
-    assert said
-    assert said.isprintable()
+    assert first == second == found_at("a", 1)
+    # Without a number the library would take it for the limit of the whole request.
+    assert error.errno is not None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ask", [False, True])
-def test_a_probe_of_a_server_that_hangs_ends_after_5_s_and_names_the_health_check(ask):
-    async def act(reader, writer, head, number):
-        await reader.read()
+def test_a_name_that_nobody_looks_up_in_time_is_unreachable():
+    async def main():
+        names = Names(lambda host, port, family: time.sleep(12) or [])
+        server = Endpoint(url="http://server.example:1")
+        async with SglangTransport([server], model="m", members={}, names=names) as transport:
+            await transport.generate(start_of())
 
     began_s = time.monotonic()
-    said, requests = probe_of(act, ask=ask)
-
-    assert said == "/health gave no answer within 5 s"
-    assert time.monotonic() - began_s < 7
-    assert requests == [["GET", "/health"]]
-
-
-def test_a_probe_that_asks_wants_one_token_whatever_the_run_asks_for():
-    bodies: list[dict[str, Any]] = []
-
-    async def act(reader, writer, head, number):
-        return http(GOOD)
-
-    async def test(transport, server):
-        said = await transport.probe(0, ask=True)
-        bodies.extend(json.loads(body) for _, body, _ in server.requests if body)
-        return said
-
-    said = with_raw(act, test, members={"min_tokens": 50, "n": 8, "max_tokens": 4000})
-
-    assert said is None
-    assert bodies == [{"messages": [{"role": "user", "content": "Hi"}], "model": "m", "max_tokens": 1}]
-
-
-@pytest.mark.parametrize(
-    ("data", "said"),
-    [
-        (http({"error": "no memory"}, "500 Internal Server Error"), "500: no memory"),
-        (http({"choices": []}), "200 without choices"),
-        (http(b"", "302 Found", Location="/"), "302: Found"),
-        (http({"error": f"key {KEY}"}, "401 Unauthorized"), "401: key [key]"),
-    ],
-)
-def test_a_server_that_is_healthy_and_makes_no_token_is_not_well(data, said):
-    async def act(reader, writer, head, number):
-        return http(b"") if head.startswith(b"GET") else data
-
-    assert probe_of(act, ask=True, api_key=KEY)[0] == said
-
-
-def test_a_dead_scheduler_is_well_by_its_health_and_not_by_its_tokens():
-    async def test(transport, fleet):
-        await fleet.change_mode(fleet.ports[0], parse_mode({"mode": "dead_scheduler"}))
-        healthy = await transport.probe(0, ask=False)
-        asking = asyncio.ensure_future(transport.probe(0, ask=True))
-        await asyncio.sleep(0.3)
-        hanging = not asking.done()
-        asking.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await asking
-        return healthy, hanging
-
-    assert with_fleet(test) == (None, True)
-
-
-# ---- which model ----
-
-
-def model_of(act, **endpoint):
-    async def main():
-        async with RawServer(act) as server, open_session() as session:
-            return await served_model(session, Endpoint(url=server.url, **endpoint))
-
-    return on(main)
-
-
-def test_the_model_s_name_is_the_server_s_own():
-    async def main():
-        async with (
-            SimFleet(SimConfig(model="org/tiny", api_key=KEY), [0]) as fleet,
-            open_session() as session,
-        ):
-            return await served_model(session, Endpoint(url=fleet.urls[0], api_key=KEY))
-
-    assert on(main) == "org/tiny"
-
-
-def test_a_list_of_models_that_comes_in_pieces_is_read_to_its_end():
-    async def act(reader, writer, head, number):
-        data = http({"data": [{"id": "first"}, *({"id": f"model {n}"} for n in range(20_000))]})
-        for place in range(0, len(data), 100_000):
-            writer.write(data[place : place + 100_000])
-            await asyncio.sleep(0.005)
-        return b""
-
-    assert model_of(act) == "first"
-
-
-@pytest.mark.parametrize(
-    ("data", "error", "words"),
-    [
-        (http({"error": "Unauthorized"}, "401 Unauthorized"), ConfigError, "servers.api_key_env"),
-        (http(b"", "403 Forbidden"), ConfigError, "servers.api_key_env"),
-        (http({"detail": "Not Found"}, "404 Not Found"), ConfigError, "is this a server with OpenAI's API?"),
-        (http(b"", "302 Found", Location="/login"), ConfigError, "says 302"),
-        (http({"data": []}), ConfigError, "names no model"),
-        (http({"data": [{"id": 7}]}), ConfigError, "names no model"),
-        (http([]), ConfigError, "names no model"),
-        (http(b"<html>"), ConfigError, "names no model"),
-        (http(b"\xff"), ConfigError, "names no model"),
-        (b"SSH-2.0-OpenSSH_9.6\r\n\r\n", ConfigError, "does not speak HTTP"),
-        (http(b"", "503 Service Unavailable"), ServerFault, "/v1/models says 503"),
-        (http(b"", "500 Oh"), ServerFault, "/v1/models says 500"),
-        (http(b"", "429 Slow"), ServerFault, "/v1/models says 429"),
-    ],
-)
-def test_a_server_that_names_no_model_is_wrong_or_not_ready(data, error, words):
-    with pytest.raises(error) as caught:
-        model_of(always(data), api_key=KEY)
-
-    assert words in str(caught.value)
-    assert str(caught.value).isprintable()
-    assert KEY not in str(caught.value)
-
-
-def test_a_server_that_cannot_be_asked_for_its_model_may_be_asked_later():
-    async def main():
-        async with open_session() as session:
-            await served_model(session, Endpoint(url=f"http://127.0.0.1:{free_port()}"))
-
-    with pytest.raises(ServerFault, match="refused"):
+    with pytest.raises(ServerFault, match=r"^the name server\.example cannot be resolved$") as caught:
         on(main)
 
-
-def test_a_list_of_models_that_breaks_off_may_be_whole_later():
-    async def act(reader, writer, head, number):
-        writer.write(http(b'{"data":', Content_Length=500))
-        await writer.drain()
-
-    with pytest.raises(ServerFault, match="cut short"):
-        model_of(act)
+    assert caught.value.kind is FaultKind.UNREACHABLE
+    assert time.monotonic() - began_s < 11.5
 
 
 def test_a_reply_to_another_request_is_no_answer():

@@ -76,7 +76,18 @@ def test_other_brackets_are_no_orders(text):
 
 
 @pytest.mark.parametrize(
-    "order", ["speed=3", "tokens=-1", "tokens=many", "delay=nan", "finish=never", "body=x", "status=200"]
+    "order",
+    [
+        "die=-1",
+        "die=soon",
+        "speed=3",
+        "tokens=-1",
+        "tokens=many",
+        "delay=nan",
+        "finish=never",
+        "body=x",
+        "status=200",
+    ],
 )
 def test_an_order_that_cannot_be_followed_is_named(order):
     with pytest.raises(OrderError, match=order.split("=")[0]):
@@ -88,6 +99,8 @@ def test_faults_wear_off_and_the_answer_keeps_its_size():
 
     assert orders.at_attempt(2) == orders
     assert orders.at_attempt(3) == Orders(tokens=9, delay_s=1.0, times=2)
+    assert parse_orders("<<die=2>>").at_attempt(3).die_s == 2.0
+    assert parse_orders("<<die=2 times=1>>").at_attempt(2).die_s is None
     assert [parse_orders("<<reset=1>>").at_attempt(n).reset for n in (1, 2)] == [True, False]
 
 
@@ -105,6 +118,11 @@ def test_modes_are_read_and_undone():
     assert parse_mode({"mode": "normal"}).apply(changed, configured) == configured
     assert parse_mode({"mode": "busy_health", "seconds": 1}).value == "503"
     assert not parse_mode({"mode": "dead_scheduler", "value": False}).value
+    assert parse_mode({"mode": "hung"}).apply(configured, configured).hung_s == 20.0
+    assert parse_mode({"mode": "hung", "value": 1.5}).apply(configured, configured).hung_s == 1.5
+    assert parse_mode({"mode": "hung", "value": False}).value is None
+    assert parse_mode({"mode": "revive_s", "value": 3}).apply(configured, configured).revive_s == 3.0
+    assert parse_mode({"mode": "revive_s", "value": None}).value is None
 
 
 @pytest.mark.parametrize(
@@ -116,6 +134,10 @@ def test_modes_are_read_and_undone():
         {"mode": "slots", "value": 0},
         {"mode": "slow", "value": "2"},
         {"mode": "busy_health"},
+        {"mode": "hung", "value": 0},
+        {"mode": "hung", "value": "long"},
+        {"mode": "revive_s", "value": -1},
+        {"mode": "revive_s", "value": True},
         {"mode": "down", "seconds": 0},
         {"mode": "down", "second": 1},
         {"mode": "down", "port": "a"},
@@ -354,6 +376,157 @@ def test_dead_scheduler_hangs_what_generates_and_nothing_else():
 
     assert healths == [200, 200, 503]
     assert status == 200
+
+
+def test_hung_is_as_recorded_and_what_was_in_flight_goes_on_afterwards():
+    """Old numbers at once, no word where the scheduler has to be asked, and a health that fails late."""
+
+    async def test(client):
+        running = asyncio.create_task(client.chat("a <<delay=0.3>>"))
+        await asyncio.sleep(0.1)
+        await client.mode(mode="hung", value=0.4)
+        waiting = asyncio.create_task(client.chat("b"))
+        begun_s = time.monotonic()
+        quick = [(await client.get(path))[0] for path in ("/v1/models", "/model_info")]
+        loads = [json.loads((await client.get("/v1/loads"))[1])["loads"] for _ in range(2)]
+        quick_s = time.monotonic() - begun_s
+        for path in ("/server_info", "/get_load"):
+            with pytest.raises(TimeoutError):
+                await client.get(path, timeout_s=0.1)
+        begun_s = time.monotonic()
+        health = (await client.get("/health"))[0]
+        health_s = time.monotonic() - begun_s
+        stuck = not running.done() and not waiting.done()
+        late = asyncio.create_task(client.get("/health"))
+        await asyncio.sleep(0.1)
+        await client.mode(mode="normal")
+        replies = [(await task)[0] for task in (running, waiting, late)]
+        return quick, quick_s, loads, (health, health_s), stuck, replies, await client.get("/server_info")
+
+    quick, quick_s, loads, (health, health_s), stuck, replies, info = with_fleet(test)
+
+    assert quick == [200, 200]
+    assert quick_s < 0.1
+    assert loads[0] == loads[1]
+    assert (loads[0][0]["num_running_reqs"], loads[0][0]["num_waiting_reqs"]) == (1, 0)
+    assert health == 503
+    assert 0.35 <= health_s < 0.7
+    assert stuck
+    assert replies == [200, 200, 200]
+    assert (info[0], json.loads(info[1])["status"]) == (200, "ready")
+
+
+def test_loads_are_of_a_moment_ago_also_where_nothing_runs():
+    async def test(client):
+        stamps = []
+        for _ in range(2):
+            stamps.append(json.loads((await client.get("/v1/loads"))[1])["loads"][0]["timestamp"])
+            await asyncio.sleep(0.05)
+        return stamps, time.time()
+
+    (first, second), now_s = with_fleet(test)
+
+    assert first < second
+    assert now_s - 1.0 < second <= now_s
+
+
+def test_older_loads_have_no_times_and_hang_with_the_scheduler():
+    async def test(client):
+        loads = json.loads((await client.get("/v1/loads"))[1])
+        await client.mode(mode="hung")
+        with pytest.raises(TimeoutError):
+            await client.get("/v1/loads", timeout_s=0.1)
+        return loads
+
+    loads = with_fleet(test, snapshot_loads=False)
+
+    assert "timestamp" not in loads["loads"][0]
+    assert loads["aggregate"]["total_reqs"] == 0
+
+
+def test_a_prompt_that_kills_takes_everything_on_its_port_along_and_up_brings_it_back():
+    async def test(client):
+        begun_s = time.monotonic()
+        others = [asyncio.create_task(client.chat(f"{n} <<delay=9>>")) for n in range(3)]
+        well = asyncio.create_task(client.chat("well <<delay=0.5>>", port=1))
+        poison = asyncio.create_task(client.chat("poison <<die=0.2>>"))
+        await asyncio.sleep(0.1)
+        running = client.fleet.stats()[0]["running"]
+        await asyncio.wait([*others, poison])
+        died_s = time.monotonic() - begun_s
+        errors = [task.exception() for task in (*others, poison)]
+        with pytest.raises(aiohttp.ClientConnectorError):
+            await client.get("/ping")
+        await asyncio.sleep(0.2)
+        with pytest.raises(aiohttp.ClientConnectorError):
+            await client.get("/ping")
+        await client.mode(at=1, mode="up", port=client.fleet.ports[0])
+        ping = (await client.get("/ping"))[0]
+        return running, died_s, errors, ping, (await well)[0], client.fleet.stats()
+
+    running, died_s, errors, ping, well, figures = with_fleet(test, ports=2)
+
+    assert running == 4
+    assert 0.2 <= died_s < 0.5
+    assert all(isinstance(error, aiohttp.ClientError) for error in errors)
+    assert (ping, well) == (200, 200)
+    assert [figure["deaths"] for figure in figures] == [1, 0]
+    assert (figures[0]["in_flight"], figures[0]["running"]) == (0, 0)
+
+
+def test_a_killer_kills_though_its_client_has_left():
+    async def test(client):
+        with pytest.raises(TimeoutError):
+            await client.chat("poison <<die=0.3>>", timeout_s=0.1)
+        await asyncio.sleep(0.35)
+        with pytest.raises(aiohttp.ClientConnectorError):
+            await client.get("/ping")
+        return client.fleet.stats()[0]["deaths"]
+
+    assert with_fleet(test) == 1
+
+
+@pytest.mark.parametrize("by_mode", [False, True])
+def test_a_supervisor_starts_a_dead_server_again_and_the_first_killer_is_forgotten(by_mode):
+    async def test(client):
+        if by_mode:
+            await client.mode(mode="revive_s", value=0.2)
+        first = asyncio.create_task(client.chat("a <<die=0.1>>"))
+        second = asyncio.create_task(client.chat("b <<die=0.5>>"))
+        async with asyncio.timeout(0.4):
+            await asyncio.wait([first, second])
+        with pytest.raises(aiohttp.ClientConnectorError):
+            await client.get("/ping")
+        await asyncio.sleep(0.3)
+        pings = [(await client.get("/ping"))[0]]
+        # The second would have killed by now, had it not died with the server.
+        await asyncio.sleep(0.3)
+        pings.append((await client.get("/ping"))[0])
+        return pings, client.fleet.stats()[0]["deaths"]
+
+    assert with_fleet(test, revive_s=None if by_mode else 0.2) == ([200, 200], 1)
+
+
+def test_a_killer_dies_with_a_server_that_is_taken_down_before():
+    async def test(client):
+        poison = asyncio.create_task(client.chat("a <<die=0.3>>"))
+        await asyncio.sleep(0.1)
+        for mode in ("down", "up"):
+            await client.mode(at=1, mode=mode, port=client.fleet.ports[0])
+        await asyncio.wait([poison])
+        await asyncio.sleep(0.3)
+        return (await client.get("/ping"))[0], client.fleet.stats()[0]["deaths"]
+
+    assert with_fleet(test, ports=2) == (200, 0)
+
+
+def test_a_killer_that_is_to_kill_once_is_answered_by_the_next_server():
+    async def test(client):
+        with pytest.raises(aiohttp.ClientError):
+            await client.chat("a <<die=0.05 times=1>>")
+        return (await client.chat("a <<die=0.05 times=1>>", port=1))[0]
+
+    assert with_fleet(test, ports=2) == 200
 
 
 def test_busy_health_fails_or_is_slow_while_answers_go_on():

@@ -348,8 +348,14 @@ def test_a_port_that_is_taken_is_named():
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("revive_s", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_supervisor_that_never_or_at_once_starts_a_server_again_is_refused(revive_s):
+    with pytest.raises(ConfigError, match="revive_s"):
+        SimConfig(revive_s=revive_s)
+
+
 def test_each_port_can_have_its_own_config():
-    configs = [SimConfig(model="small"), SimConfig(model="large")]
+    configs = [SimConfig(model="small", model_path="org/small"), SimConfig(model="large")]
 
     async def main():
         async with SimFleet(configs, [0, 0]) as fleet, aiohttp.ClientSession() as session:
@@ -357,9 +363,11 @@ def test_each_port_can_have_its_own_config():
             for url in fleet.urls:
                 async with session.get(url + "/v1/models") as reply:
                     names.append((await reply.json())["data"][0]["id"])
+                async with session.get(url + "/model_info") as reply:
+                    names.append((await reply.json())["model_path"])
             return names
 
-    assert asyncio.run(main()) == ["small", "large"]
+    assert asyncio.run(main()) == ["small", "org/small", "large", "large"]
     with pytest.raises(ConfigError, match="2 configs for 1 ports"):
         SimFleet(configs, [0])
 

@@ -65,6 +65,189 @@ def test_owners_without_a_share_are_left_out():
     assert [line.split()[0] for line in lines] == ["slot", "wire"]
 
 
+# ---- what is to be seen first ----
+
+
+def test_why_a_run_was_stopped_what_is_wrong_and_what_it_waits_for_stand_right_under_the_heading():
+    page = terminal.status(
+        progress(
+            stop_reason="guards.failed_share: 6 of the last 10 prompts",
+            warnings=["guards.cut_share: 7 of the last 10 answers", "guards.empty_share: 8 of the last 10"],
+            waiting_for="no server can be used; the next one is asked in 3 s",
+        ),
+        note="a note",
+    )
+
+    assert page.splitlines()[1:7] == [
+        "stopping: guards.failed_share: 6 of the last 10 prompts",
+        "warning: guards.cut_share: 7 of the last 10 answers",
+        "warning: guards.empty_share: 8 of the last 10",
+        "waiting: no server can be used; the next one is asked in 3 s",
+        "a note",
+        "[##########..............................] 2,500 of 10,000, 25.0 %, 60 in flight",
+    ]
+
+
+def test_a_run_that_was_stopped_says_by_what_and_waits_for_nothing_any_more():
+    page = terminal.status(
+        progress(state="stopped", stop_reason="guards.failed_share: 6 of 10", waiting_for="no server")
+    )
+
+    assert page.splitlines()[:2] == [
+        "stopped  run 01234567, segment 1",
+        "stopped by guards.failed_share: 6 of 10",
+    ]
+    assert "waiting" not in page
+
+
+def test_a_dead_run_waits_for_nothing():
+    assert "waiting" not in terminal.status(progress(waiting_for="no server"), alive=False)
+
+
+def test_a_long_reason_is_folded_and_a_huge_one_is_cut():
+    page = terminal.status(progress(stop_reason="word " * 1000, tail=None, warnings=None))
+    lines = page.splitlines()
+
+    assert lines[1].startswith("stopping: word word")
+    assert [line.startswith("[") for line in lines].index(True) == 5
+    assert max(map(len, lines)) <= 110
+
+
+def test_snapshots_of_older_versions_lack_what_is_new_and_show_nothing_of_it():
+    older = {key: value for key, value in server().items() if key != "allowed"}
+    page = terminal.status(progress(servers=[older]))
+
+    for word in ("warning", "stop", "waiting:", "hedging", "still running", "allowed", "aborting"):
+        assert word not in page
+
+
+# ---- the tail ----
+
+
+def request(place=0, **changes):
+    fields = {
+        "index": 7 + 1_000_000 * place,
+        "server": f"http://10.0.0.{place % 3 + 1}:30000",
+        "age_s": 3_723.0 / (place + 1),
+        "tries": 1,
+        "hedged": False,
+    }
+    return {**fields, **changes}
+
+
+def test_what_still_runs_is_listed_with_its_index_its_server_and_for_how_long():
+    requests = [request(), request(1, tries=2, hedged=True), request(2, hedged=True), request(9, tries=3)]
+    lines = terminal.tail(requests, 4)
+
+    assert [" ".join(line.split()) for line in lines] == [
+        "still running server for",
+        "prompt 7 http://10.0.0.1:30000 1 h 02 min",
+        "prompt 1,000,007 http://10.0.0.2:30000 31 min 02 s sent 2 times, also at a second server",
+        "prompt 2,000,007 http://10.0.0.3:30000 20 min 41 s also at a second server",
+        "prompt 9,000,007 http://10.0.0.1:30000 6 min 12 s sent 3 times",
+    ]
+    assert len({line.index("http") for line in lines[1:]} | {lines[0].index("server")}) == 1
+    for line in lines[1:]:
+        assert line[: columns(lines, "for")].endswith((" min", " s"))
+
+
+def test_the_tail_stands_in_the_page_while_the_run_goes_on_and_says_how_many_more_there_are():
+    requests = [request(place) for place in range(10)]
+    page = terminal.status(progress(tail=requests, in_flight=23))
+
+    assert page.index("hedging" if "hedging" in page else "refill") < page.index("still running")
+    assert page.index("still running") < page.index("slot time")
+    assert "\n  and 13 more\n" in page
+    assert "and 0 more" not in terminal.status(progress(tail=requests, in_flight=10))
+    for state, alive in (("running", False), ("done", True)):
+        assert "still running" not in terminal.status(progress(tail=requests, state=state), alive=alive)
+
+
+def test_a_tail_of_long_addresses_fits():
+    requests = [request(server=f"https://{'long.' * 30}example:30007", tries=4, hedged=True, index=10**9)]
+
+    assert max(map(len, terminal.tail(requests, 1))) <= 110
+
+
+@pytest.mark.parametrize(
+    ("counts", "said"),
+    [
+        ({"hedged": 1, "late": 0}, "hedging   1 request sent to a second server as well\n"),
+        (
+            {"hedged": 1_200, "late": 2},
+            "hedging   1,200 requests sent to a second server as well; 2 late answers dropped\n",
+        ),
+        ({"hedged": None, "late": 1}, "hedging   0 requests sent to a second server as well; 1 late answer"),
+    ],
+)
+def test_hedges_and_late_answers_are_counted(counts, said):
+    assert said in terminal.status(progress(**counts))
+
+
+def test_no_hedges_are_not_spoken_of():
+    assert "hedging" not in terminal.status(progress(hedged=0, late=0))
+
+
+# ---- servers in every state ----
+
+
+def test_what_a_busy_server_is_allowed_and_what_is_aborting_have_columns_only_where_there_is_any():
+    plain = terminal.servers([server(allowed=64, aborting=0)])
+    lines = terminal.servers(
+        [
+            server(0, aborting=0),
+            server(1, allowed=8, aborting=0),
+            server(2, aborting=12),
+            server(3, allowed=0, aborting=3),
+        ]
+    )
+
+    assert "allowed" not in plain[0]
+    assert "aborting" not in plain[0]
+    for heading, expected in (("allowed", ["", "8", "", "0"]), ("aborting", ["", "", "12", "3"])):
+        end = columns(lines, heading)
+        assert [line[end - len(heading) : end].strip() for line in lines[1:]] == expected
+    for heading in ("in flight", "answers", "tokens", "wire"):
+        end = columns(lines, heading)
+        assert all(line[end - 1] != " " and line[end : end + 1] in ("", " ") for line in lines), heading
+
+
+def test_servers_that_are_gone_come_last_and_say_why():
+    lines = terminal.servers(
+        [
+            server(0, state="gone", allowed=3, last_error="it serves another model"),
+            server(1),
+            server(2, state="gone"),
+            server(3, state="starting"),
+        ]
+    )
+
+    assert [line.split()[:2] for line in lines[1:]] == [
+        ["http://10.0.0.2:30000", "up"],
+        ["http://10.0.0.4:30000", "starting"],
+        ["http://10.0.0.1:30000", "gone"],
+        ["it", "serves"],
+        ["http://10.0.0.3:30000", "gone"],
+    ]
+    assert "allowed" not in lines[0]
+
+
+def test_why_a_server_is_suspect_stands_under_it():
+    lines = terminal.servers([server(state="suspect", last_error="silent for 61 s")])
+
+    assert lines[2] == "  silent for 61 s"
+
+
+def test_faults_that_do_not_fit_beside_a_server_stand_under_it():
+    faults = {"unreachable": 123, "lost": 4, "stalled": 55, "busy": 6_666, "broken": 7}
+    row = server(url=f"https://{'long.' * 30}example:30007", allowed=1, aborting=9, faults=faults)
+    lines = terminal.servers([row, server(1, faults={"lost": 1})])
+
+    assert lines[2] == "  faults: 123 unreachable, 4 lost, 55 stalled, 6666 busy, 7 broken"
+    assert lines[3].endswith("  1 lost")
+    assert max(map(len, lines)) <= 110
+
+
 def test_a_long_address_keeps_its_end():
     url = f"https://{'long.' * 20}example:30007"
     lines = terminal.servers([server(url=url), server(1)])

@@ -1,0 +1,170 @@
+"""Connections to servers: addresses and keys, sessions for thousands of slow requests, sockets, names."""
+
+import asyncio
+import errno
+import socket
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+from aiohttp.abc import AbstractResolver, ResolveResult
+
+from genpipe.core.errors import ConfigError
+from genpipe.edges.replies import CONNECT_TIMEOUT_S
+
+KEEP_ALIVE_S = 4.0
+"""Idle connections are closed before the server's uvicorn does so, which is after 5 s."""
+
+NAMES_KEPT_S = 300
+"""A name is looked up again after this time (seconds)."""
+
+_NAME_THREADS = 4
+
+_KEEP_ALIVE_PROBES = (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3))
+_UNACKNOWLEDGED_MAX_MS = 60_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """One server's address.
+
+    Attributes:
+        url: base address without a trailing slash.
+        api_key: sent as a bearer token, or None.
+        takes_rid: it is SGLang: it knows the request field ``rid``, and has routes of its own.
+    """
+
+    url: str
+    api_key: str | None = field(default=None, repr=False)
+    takes_rid: bool = True
+
+    def __post_init__(self) -> None:
+        key = None if self.api_key is None else self.api_key.strip()
+        if key is not None and not (key and key.isascii() and key.isprintable()):
+            raise ConfigError(
+                f"server {self.url}: its key is blank, or holds a line break or another character that no "
+                "header can carry"
+            )
+
+    @property
+    def headers(self) -> dict[str, str] | None:
+        """How a request to this server shows its key, or None where there is none."""
+        return None if self.api_key is None else {"Authorization": f"Bearer {self.api_key.strip()}"}
+
+    def hushed(self, text: str) -> str:
+        """The text without the key: some servers repeat it in their errors."""
+        return text if self.api_key is None else text.replace(self.api_key.strip(), "[key]")
+
+
+LookUp = Callable[[str, int, int], list[ResolveResult]]
+
+
+class Names(AbstractResolver):
+    """Looks names up in a few threads of its own, and remembers what each one was.
+
+    The threads that a process shares may all be busy with uploads for as long as a slow store likes. A name
+    that was known once stays usable while nobody can look it up.
+    """
+
+    def __init__(self, look_up: LookUp | None = None) -> None:
+        """Prepare; the threads are started as they are needed.
+
+        Args:
+            look_up: what is done in a thread, given host, port and family; None: ask the system.
+        """
+        self._look_up = _ask_the_system if look_up is None else look_up
+        self._pool = ThreadPoolExecutor(_NAME_THREADS, thread_name_prefix="names")
+        self._known: dict[tuple[str, int, int], list[ResolveResult]] = {}
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
+    ) -> list[ResolveResult]:
+        """The addresses of a host.
+
+        Raises:
+            OSError: nobody knows it, or nobody said so in time, and it was never known.
+        """
+        key = (host, port, family)
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                found = await loop.run_in_executor(self._pool, self._look_up, host, port, family)
+        except (OSError, UnicodeError) as error:
+            if key in self._known:
+                return list(self._known[key])
+            # A bare TimeoutError would pass for the limit of the whole request.
+            raise OSError(getattr(error, "errno", None) or errno.EHOSTUNREACH, str(error)) from None
+        self._known[key] = found
+        return list(found)
+
+    async def close(self) -> None:
+        """Look nothing up any more."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _ask_the_system(host: str, port: int, family: int) -> list[ResolveResult]:
+    found: list[ResolveResult] = []
+    infos = socket.getaddrinfo(host, port, family, socket.SOCK_STREAM, flags=socket.AI_ADDRCONFIG)
+    for family_, _, proto, _, address in infos:
+        # The scope of a link-local address is part of what getnameinfo writes.
+        numeric, _ = socket.getnameinfo(address, socket.NI_NUMERICHOST | socket.NI_NUMERICSERV)
+        found.append(
+            ResolveResult(
+                hostname=host,
+                host=numeric,
+                port=port,
+                family=family_,
+                proto=proto,
+                flags=socket.AI_NUMERICHOST | socket.AI_NUMERICSERV,
+            )
+        )
+    return found
+
+
+@asynccontextmanager
+async def open_session(
+    names: Names | None = None, *, reuse: bool = True
+) -> AsyncIterator[aiohttp.ClientSession]:
+    """A session for thousands of slow requests: no limit, no total timeout, no cookies, no proxies.
+
+    Args:
+        names: looks names up, and stays open; None: one of its own.
+        reuse: a connection may carry a second request.
+    """
+    own = Names() if names is None else names
+    connector = aiohttp.TCPConnector(
+        limit=0,
+        ttl_dns_cache=NAMES_KEPT_S,
+        resolver=own,
+        socket_factory=_socket,
+        **({"keepalive_timeout": KEEP_ALIVE_S} if reuse else {"force_close": True}),
+    )
+    try:
+        async with aiohttp.ClientSession(
+            connector=connector,
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            trust_env=False,
+            read_bufsize=1 << 20,
+        ) as session:
+            yield session
+    finally:
+        if names is None:
+            await own.close()
+
+
+def _socket(address: tuple[Any, ...]) -> socket.socket:
+    """A socket whose dead peer is noticed within a minute, though no byte is expected for long."""
+    family, kind, proto, _, _ = address
+    sock = socket.socket(family, kind, proto)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in _KEEP_ALIVE_PROBES:
+        if hasattr(socket, name):
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        # Probes are sent only while nothing else is under way; this bounds what was sent and not received.
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNACKNOWLEDGED_MAX_MS)
+    return sock
