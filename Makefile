@@ -7,7 +7,7 @@ WORKERS ?= 3
 
 ROUNDS ?= 10
 
-.PHONY: demo test check fix sim bench bench-store bench-uploads soak clean
+.PHONY: demo test check fix sim bench bench-store bench-uploads soak soak-servers clean
 
 $(VENV)/.ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -53,11 +53,19 @@ bench-store: $(VENV)/.ready
 bench-uploads: $(VENV)/.ready
 	$(BIN)/python scripts/bench_uploads.py
 
-# The tests that break the disk, the power and the program, with more rounds: make soak ROUNDS=20
-soak: $(VENV)/.ready
+# The tests that break the disk, the power, the program and the servers, with more rounds and in full length:
+# make soak ROUNDS=20. An hour or more; the servers' part alone is make soak-servers.
+soak: soak-servers
 	GENPIPE_SOAK=$(ROUNDS) $(BIN)/python -m pytest -n $(WORKERS) --timeout 7200 \
 		tests/faults tests/edges/test_store_machine.py tests/e2e/test_random_kills.py \
 		tests/e2e/test_offsite_kills.py
+
+soak-servers: $(VENV)/.ready
+	GENPIPE_SOAK=$(ROUNDS) $(BIN)/python -m pytest -n $(WORKERS) --timeout 7200 \
+		tests/e2e/test_fault_soak.py tests/e2e/test_black_hole.py tests/e2e/test_stalled_servers.py \
+		tests/cases/test_c16_five_minute_timeout.py tests/cases/test_c18_keepalive_race.py \
+		tests/cases/test_c19_fd_limit_and_dns.py tests/cases/test_c20_retry_the_right_errors.py \
+		tests/cases/test_c23_runaway_tail.py tests/cases/test_c26_uneven_servers.py
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

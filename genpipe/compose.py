@@ -15,6 +15,7 @@ from genpipe.core.progress import Restored
 from genpipe.core.values import Chunk
 from genpipe.driving import Drive, Parts
 from genpipe.edges import prompts
+from genpipe.edges.connections import Names
 from genpipe.edges.console import Display
 from genpipe.edges.dialects import Dialect
 from genpipe.edges.discovery import Served, one_model, survey
@@ -110,6 +111,8 @@ class _Run:
         self.wall = Wall(wall_s=time.time(), run_s=self.clock.now_s())
         self.out = Path(settings.output.dir or "")
         self.endpoints = endpoints_of(settings)
+        self.names = Names()
+        stack.push_async_callback(self.names.close)
         # What each server said that it serves, or why it said nothing; and the one model of them all.
         self.answers: dict[str, Served | ServerFault] | None = None
         self.served: Served | None = None
@@ -239,7 +242,7 @@ class _Run:
     async def _survey(self, *, wait: bool) -> None:
         """Ask the servers what they serve; with ``wait``, until one of them says it."""
         note = self.display.note
-        self.answers = await survey(self.endpoints, wait=wait, note=note)
+        self.answers = await survey(self.endpoints, wait=wait, note=note, names=self.names)
         self.served = one_model(
             self.answers,
             configured=self.settings.request.model,
@@ -368,6 +371,7 @@ class _Run:
             members={**request.sampling, **request.extra_body},
             timeout_s=request.timeout_s,
             model_path=self._model_path(),
+            names=self.names,
         )
         return await self.stack.enter_async_context(transport)
 

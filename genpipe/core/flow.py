@@ -324,7 +324,8 @@ class Core:
         assert waiting + ended == self.offered_total, (waiting, ended, self.offered_total)
         unlanded = sum(1 for _ in self._flights)
         assert unlanded == self.in_flight, (unlanded, self.in_flight)
-        assert len(self._waiting) + self.in_flight <= (3 + MARKED_PER_READY) * self._held_max
+        held = len(self._waiting) - self._sending.poison.for_the_end + self.in_flight
+        assert held <= (3 + MARKED_PER_READY) * self._held_max
         assert self.unsaved <= self.settings.backlog_records_max + 2 * self._held_max
         self._waiting.check()
         self.fleet.check()
@@ -375,7 +376,9 @@ class Core:
         if self.exhausted or self._reading or self._outbox.paused:
             return False
         waiting = self._waiting
-        if len(waiting.marked) >= MARKED_PER_READY * self._ready_max:
+        marked_max = MARKED_PER_READY * self._ready_max
+        marked = len(waiting.marked)
+        if marked >= marked_max and marked - self._sending.poison.for_the_end >= marked_max:
             return False
         return len(waiting.ready) * 2 < self._ready_max and waiting.sleeping < self._ready_max
 

@@ -10,6 +10,9 @@ from genpipe.core.server import Server, ServerState
 LATE_FACTOR = 2.0
 """A request is late at this many times the run's 95th percentile (factor)."""
 
+LATE_MIN_S = 2.0
+"""No request is late before this age (seconds): a second attempt would hardly be sooner."""
+
 ANSWERS_MIN = 20
 """Answers before any request counts as late (count)."""
 
@@ -68,4 +71,4 @@ class Hedging:
         if self._latencies_s.count < ANSWERS_MIN:
             return None
         p95_s = self._latencies_s.quantile(0.95)
-        return None if p95_s is None else LATE_FACTOR * p95_s
+        return None if p95_s is None else max(LATE_MIN_S, LATE_FACTOR * p95_s)

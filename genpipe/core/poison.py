@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from genpipe.core.fleet import Fleet
 from genpipe.core.server import Server, ServerState
 from genpipe.core.values import Checkup, Start
-from genpipe.core.waiting import UNCOUNTED_MAX, Waiting, Work
+from genpipe.core.waiting import Waiting, Work
 
 DEATHS_MAX = 2
 """A prompt in flight at so many deaths is not sent to a server any more that it has not killed (count)."""
@@ -81,7 +81,7 @@ class Poison:
                 work.killed = (*work.killed, server)
             elif died:
                 work.uncounted += 1
-                work.unsure |= work.uncounted >= UNCOUNTED_MAX
+                work.unsure |= work.is_ill_fated
 
     def _fell_alone(self, position: int, *, beside: frozenset[int]) -> bool:
         """Whether a server went for itself, and not together with all others but those ``beside`` it."""
@@ -123,6 +123,11 @@ class Poison:
             else:
                 waiting.put_back(work)
 
+    @property
+    def for_the_end(self) -> int:
+        """Marked prompts that wait for the end of the run, to be alone; costs a walk over the marked."""
+        return sum(len(work.killed) >= DEATHS_MAX for work in self._waiting.marked)
+
     def nobody_left_to_ask(self) -> bool:
         """Whether every prompt that waits, and may be sent, has failed in a way that may be its own fault."""
         waiting = self._waiting
@@ -141,12 +146,12 @@ class Poison:
         deaths = len(work.killed)
         if deaths > DEATHS_MAX or (deaths == DEATHS_MAX and not self._alone):
             return True
-        if work.uncounted >= UNCOUNTED_MAX:
+        if work.is_ill_fated:
             return True
         return waited and deaths + len(work.doubts) >= DEATHS_MAX
 
     def _place_for(self, work: Work, now_s: float, *, last: bool) -> Server | None:
-        if work.uncounted >= UNCOUNTED_MAX:
+        if work.is_ill_fated:
             return None
         if len(work.killed) >= DEATHS_MAX:
             once_more = self._alone and last and len(work.killed) == DEATHS_MAX and not work.doubts

@@ -12,8 +12,8 @@ FAULTS_TO_THE_BACK = 3
 """A prompt with so many faults, of whatever kind, no longer goes before the others (count)."""
 
 
-UNCOUNTED_MAX = 4
-"""Servers that die together are no prompt's doing, but for one that was there so many times (count)."""
+DEATHS_SEEN_MAX = 4
+"""Servers that die together are no prompt's doing, but for one that was there at so many deaths (count)."""
 
 
 class Rng(Protocol):
@@ -73,7 +73,12 @@ class Work:
     @property
     def marked(self) -> bool:
         """Whether a server may have died of it."""
-        return bool(self.killed or self.doubts) or self.uncounted >= UNCOUNTED_MAX
+        return bool(self.killed or self.doubts) or self.is_ill_fated
+
+    @property
+    def is_ill_fated(self) -> bool:
+        """Whether it was there at so many deaths that it is sent nowhere, whatever they were of."""
+        return self.uncounted + len(self.killed) >= DEATHS_SEEN_MAX
 
     def suspect(self, server: int, answers: int) -> None:
         """Note a fault at ``server``, which had given ``answers`` answers by then."""

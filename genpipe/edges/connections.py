@@ -2,7 +2,9 @@
 
 import asyncio
 import errno
+import math
 import socket
+import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -60,6 +62,7 @@ class Endpoint:
 
 
 LookUp = Callable[[str, int, int], list[ResolveResult]]
+_Name = tuple[str, int, int]
 
 
 class Names(AbstractResolver):
@@ -77,7 +80,8 @@ class Names(AbstractResolver):
         """
         self._look_up = _ask_the_system if look_up is None else look_up
         self._pool = ThreadPoolExecutor(_NAME_THREADS, thread_name_prefix="names")
-        self._known: dict[tuple[str, int, int], list[ResolveResult]] = {}
+        self._known: dict[_Name, tuple[float, list[ResolveResult]]] = {}
+        self._asked: dict[_Name, asyncio.Future[list[ResolveResult]]] = {}
 
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
@@ -87,18 +91,33 @@ class Names(AbstractResolver):
         Raises:
             OSError: nobody knows it, or nobody said so in time, and it was never known.
         """
-        key = (host, port, family)
-        loop = asyncio.get_running_loop()
+        name = (host, port, family)
+        known_s, known = self._known.get(name, (-math.inf, []))
+        if time.monotonic() < known_s + NAMES_KEPT_S:
+            return list(known)
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                found = await loop.run_in_executor(self._pool, self._look_up, host, port, family)
+                # Whoever has no time to wait for it leaves the answer to the next one.
+                return list(await asyncio.shield(self._ask(name)))
         except (OSError, UnicodeError) as error:
-            if key in self._known:
-                return list(self._known[key])
+            if known:
+                return list(known)
             # A bare TimeoutError would pass for the limit of the whole request.
             raise OSError(getattr(error, "errno", None) or errno.EHOSTUNREACH, str(error)) from None
-        self._known[key] = found
-        return list(found)
+
+    def _ask(self, name: "_Name") -> "asyncio.Future[list[ResolveResult]]":
+        """One look-up of a name at a time, whoever waits for it."""
+        if name not in self._asked:
+            asked = asyncio.get_running_loop().run_in_executor(self._pool, self._look_up, *name)
+            self._asked[name] = asked
+
+            def keep(ended: "asyncio.Future[list[ResolveResult]]") -> None:
+                del self._asked[name]
+                if not ended.cancelled() and ended.exception() is None:
+                    self._known[name] = (time.monotonic(), ended.result())
+
+            asked.add_done_callback(keep)
+        return self._asked[name]
 
     async def close(self) -> None:
         """Look nothing up any more."""
@@ -137,7 +156,7 @@ async def open_session(
     own = Names() if names is None else names
     connector = aiohttp.TCPConnector(
         limit=0,
-        ttl_dns_cache=NAMES_KEPT_S,
+        use_dns_cache=False,
         resolver=own,
         socket_factory=_socket,
         **({"keepalive_timeout": KEEP_ALIVE_S} if reuse else {"force_close": True}),

@@ -9,7 +9,7 @@ import aiohttp
 
 from genpipe.core.errors import ConfigError, FaultKind, ServerFault
 from genpipe.edges import strict_json
-from genpipe.edges.connections import Endpoint, open_session
+from genpipe.edges.connections import Endpoint, Names, open_session
 from genpipe.edges.health import fetch, served_path
 from genpipe.edges.replies import BUSY, words
 
@@ -34,7 +34,11 @@ class Served:
 
 
 async def survey(
-    endpoints: Sequence[Endpoint], *, wait: bool, note: Callable[[str], None]
+    endpoints: Sequence[Endpoint],
+    *,
+    wait: bool,
+    note: Callable[[str], None],
+    names: Names | None = None,
 ) -> dict[str, Served | ServerFault]:
     """What each server serves, by address, or why it did not say.
 
@@ -42,12 +46,13 @@ async def survey(
         endpoints: the servers.
         wait: go on until one of them can be asked; else each is asked once.
         note: told now and then, in one line, that none can be reached yet.
+        names: looks names up, and stays open; None: one that asks the system.
 
     Raises:
         ConfigError: one of them is no such server, or wants another key.
     """
     pause_s, tell_s = 0.25, time.monotonic()
-    async with open_session() as session:
+    async with open_session(names) as session:
         while True:
             answers = await _ask_all(session, endpoints)
             if not wait or any(isinstance(answer, Served) for answer in answers.values()):

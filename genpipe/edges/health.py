@@ -124,7 +124,7 @@ async def _ask_token(session: aiohttp.ClientSession, endpoint: Endpoint, model: 
 
 
 async def served_path(session: aiohttp.ClientSession, endpoint: Endpoint) -> str | None:
-    """Path of the model that a server has loaded, or None where that kind of server does not say.
+    """Path of the model that a server has loaded, or None where it is one that does not say.
 
     Raises:
         ServerFault: it cannot say now.
@@ -145,9 +145,7 @@ async def served_path(session: aiohttp.ClientSession, endpoint: Endpoint) -> str
         path = strict_json.loads(page.body)["model_path"]
     except (ValueError, KeyError, TypeError):
         path = None
-    if not isinstance(path, str) or not path:
-        raise ServerFault(f"{route} names no model_path", kind=FaultKind.BROKEN, status=200)
-    return path
+    return path if isinstance(path, str) and path else None
 
 
 async def fetch(session: aiohttp.ClientSession, endpoint: Endpoint, route: str) -> Page:
@@ -194,7 +192,7 @@ async def inquire(session: aiohttp.ClientSession, endpoint: Endpoint, *, timeout
     except aiohttp.ServerTimeoutError as error:
         return Vitals(trouble=words(error))
     except TimeoutError:
-        return Vitals(trouble=f"said nothing within {timeout_s:g} s")
+        return Vitals(trouble=f"said nothing within {timeout_s:.2g} s")
     except (aiohttp.ClientError, OSError) as error:
         return Vitals(trouble=endpoint.hushed(words(error)))
     if status in _HEALTHY:

@@ -25,7 +25,7 @@ __all__ = ["Endpoint", "Monotonic", "SglangTransport", "open_session"]
 
 log = logging.getLogger(__name__)
 
-IDLE_RACE_S = 1.0
+IDLE_RACE_S = 3.0
 """A kept connection that breaks this long after a request went out was not closed for idleness (seconds)."""
 
 _RESENT = 1 << 63
@@ -204,24 +204,25 @@ class SglangTransport:
 
     async def _post(self, start: Start, body: "_Body") -> Reply:
         try:
-            return await self._exchange(start.server, body)
+            return await self._exchange(self._session, start.server, body)
         except aiohttp.ClientError as error:
             if not _was_idle(error, body):
                 raise fault_of(error, body.wire_s) from None
-        # The connection had been idle and was closed as the request went out: once more, on another.
+        # The connection had been idle and was closed as the request went out: once more, on a new one, since
+        # others may be just as stale.
         first_s = body.wire_s
         self.reconnects[start.server] += 1
         body.renew(self._encode(start, start.attempt | _RESENT))
         try:
-            return await self._exchange(start.server, body)
+            return await self._exchange(self._asking, start.server, body)
         except aiohttp.ClientError as error:
             # If nobody listens there now, the server had the prompt when it went away.
             raise fault_of(error, body.wire_s or first_s) from None
 
-    async def _exchange(self, server: int, body: "_Body") -> Reply:
+    async def _exchange(self, session: aiohttp.ClientSession, server: int, body: "_Body") -> Reply:
         endpoint = self._endpoints[server]
         try:
-            async with self._session.post(
+            async with session.post(
                 self._urls[server], data=body, headers=endpoint.headers, allow_redirects=False
             ) as response:
                 body.replied = True

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from genpipe.core.flow import Core, FlowSettings
 from genpipe.core.outbox import COMMITS_MAX
+from genpipe.core.server import ServerState
 from genpipe.core.values import (
     Action,
     BadLine,
@@ -214,7 +215,8 @@ class Engine:
         if self._check:
             server = core.fleet.servers[start.server]
             assert server.in_use, f"something was sent to server {start.server}, which is {server.state}"
-            self._ledger.check_start(start, self.now_s, in_tail=core.in_tail)
+            may_be_second = core.in_tail and server.state is ServerState.UP
+            self._ledger.check_start(start, self.now_s, may_be_second=may_be_second)
         self._ledger.started(start)
         self._attempts += 1
         self._wire.start(start)

@@ -1,11 +1,12 @@
 """Decides anew, from what happened in a world, what may be charged to whom and what may be sent where."""
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from genpipe.core.errors import AttemptError, FaultKind, ServerFault
+from genpipe.core.fleet import BUSY_JITTER
 from genpipe.core.flow import Core
 from genpipe.core.settings import FlowSettings
 from genpipe.core.values import Checkup, GivenUp, Start
@@ -14,6 +15,12 @@ from genpipe.sim.world import Fate
 DEATHS_MAX = 2
 """A prompt that was in flight at so many deaths goes to no other server (count)."""
 
+
+HEDGES_MAX = 2
+"""Second attempts of one prompt, one after the other (count)."""
+
+TOLERANCE_S = 1e-6
+"""What rounding may make of a moment (seconds)."""
 
 PROBATION_S = 15.0
 """A server that still lives so long after a marked prompt came to it may have another (seconds)."""
@@ -25,11 +32,13 @@ class _Loss:
 
     Attributes:
         index: of the prompt.
+        server: where.
         lost_s: when.
         real: its server did die, or stand still.
     """
 
     index: int
+    server: int
     lost_s: float
     real: bool
 
@@ -62,8 +71,13 @@ class Ledger:
         self._incidents: Counter[int] = Counter()
         self._harmed: dict[int, list[int]] = {}
         self._ended: set[int] = set()
-        self._alien = [False] * len(limits)
+        self._hedges: Counter[int] = Counter()
+        self._asleep_until_s: defaultdict[int, float] = defaultdict(float)
+        self._rest_until_s = [0.0] * len(limits)
+        self._crowd_until_s = [0.0] * len(limits)
+        self._trial_s: list[float | None] = [0.0 if each in starting else None for each in range(len(limits))]
         self._alive_s = [-math.inf] * len(limits)
+        self._unwell = [False] * len(limits)
         self._seen_well = [position not in starting for position in range(len(limits))]
 
     # ---- what happens ----
@@ -73,6 +87,7 @@ class Ledger:
         self.open[start.attempt] = start
         self._live[start.prompt.index] += 1
         if self._live[start.prompt.index] > 1:
+            self._hedges[start.prompt.index] += 1
             self.counts["hedges"] += 1
 
     def over(self, start: Start) -> bool:
@@ -82,7 +97,7 @@ class Ledger:
         self._live[start.prompt.index] -= 1
         return True
 
-    def check_start(self, start: Start, now_s: float, *, in_tail: bool) -> None:
+    def check_start(self, start: Start, now_s: float, *, may_be_second: bool) -> None:
         """Check that an attempt may begin.
 
         Raises:
@@ -94,22 +109,39 @@ class Ledger:
         self._aborts[server] = [until_s for until_s in self._aborts[server] if until_s > now_s]
         taken = len(here) + len(self._aborts[server])
         assert taken < self._limits[server], f"over the limit of server {server}: {taken} slots are taken"
-        assert self._seen_well[server], f"server {server} has not been seen well yet"
-        assert not self._alien[server], f"server {server} serves another model"
+        assert self._seen_well[server], f"server {server} has not been seen well since it was not"
+        assert now_s >= self._rest_until_s[server], f"server {server} is busy, and asked for a rest"
+        assert twins or now_s >= self._asleep_until_s[index], f"prompt {index} was to wait a little"
         assert index not in self._ended, f"prompt {index} is sent again, and has ended"
         assert self._charged[index] < self._settings.prompt_attempts or twins, (
             f"prompt {index} was to be given up"
         )
         assert len(twins) <= 1, f"prompt {index} is in flight three times"
         if twins:
-            assert in_tail, f"prompt {index} is sent twice, and others wait"
+            assert may_be_second, f"prompt {index} is sent twice, and others wait, or the server is in doubt"
             assert self._settings.hedge, "hedging is off"
             assert twins[0].server != server, f"prompt {index} is sent twice to server {server}"
+            assert self._hedges[index] < HEDGES_MAX, f"prompt {index} is sent twice once more"
+        self._check_trial(start, here, now_s)
         self._check_marked(start, here)
+
+    def _check_trial(self, start: Start, here: Sequence[Start], now_s: float) -> None:
+        """A server that is back gets one prompt, and others once that is answered or has a certain age."""
+        since_s = self._trial_s[start.server]
+        begun_s = [each.started_s for each in here if since_s is not None and each.started_s >= since_s]
+        if begun_s:
+            old = now_s >= min(begun_s) + self._settings.bench.trial_s - TOLERANCE_S
+            assert old, f"server {start.server} is on trial, and gets a second prompt"
+            self._trial_s[start.server] = None
 
     def _check_marked(self, start: Start, here: Sequence[Start]) -> None:
         index = start.prompt.index
-        killed = self._killed.get(index, [])
+        killed, losses = self._killed.get(index, []), self._losses(index)
+        known = len(killed) + len(losses)
+        if len(killed) >= DEATHS_MAX:
+            assert not losses, f"prompt {index} goes on, and nobody knows what became of {losses}"
+        else:
+            assert known < DEATHS_MAX, f"prompt {index} goes to one more server after {killed} and {losses}"
         if len(killed) >= DEATHS_MAX:
             assert self._settings.alone, f"prompt {index} goes to one more server after {killed}"
             assert len(killed) == DEATHS_MAX, f"prompt {index} goes on after {killed}"
@@ -140,11 +172,26 @@ class Ledger:
         """A good answer came: its server had not died of what was lost before it was asked."""
         index, server = start.prompt.index, start.server
         self._answers[server] += 1
+        self._tried(start)
         fallen = self._fallen.get(server, ())
         if fallen and start.started_s >= max(each.lost_s for each in fallen):
             del self._fallen[server]
         self.counts["late answers dropped"] += index in self._ended
         self._ended.add(index)
+
+    def _tried(self, start: Start) -> None:
+        since_s = self._trial_s[start.server]
+        if since_s is not None and start.started_s >= since_s:
+            self._trial_s[start.server] = None
+
+    def rests(self, server: int, pause_s: float, now_s: float) -> None:
+        """A server said that it is busy, and wants to be left alone for so long from now."""
+        if now_s >= self._crowd_until_s[server]:
+            self._rest_until_s[server] = now_s + pause_s
+        if now_s >= self._rest_until_s[server] or now_s >= self._crowd_until_s[server]:
+            # What is turned away before the pause is over belongs to the same crowd; jitter ends it later.
+            until_s = now_s + pause_s * BUSY_JITTER
+            self._crowd_until_s[server] = max(self._crowd_until_s[server], until_s)
 
     def alive(self, server: int, now_s: float) -> None:
         """A server gave a sign of life."""
@@ -161,6 +208,11 @@ class Ledger:
         """An attempt failed; ``real`` if its server did die, or stood still."""
         index, server = start.prompt.index, start.server
         self.faults += isinstance(fault, ServerFault)
+        is_old = now_s >= start.started_s + self._settings.bench.trial_s
+        if not isinstance(fault, ServerFault) or fault.kind is FaultKind.BUSY or is_old:
+            self._tried(start)
+        if isinstance(fault, ServerFault) and not self._live[index]:
+            self._asleep_until_s[index] = now_s + self._settings.backoff_s / 2
         if not isinstance(fault, ServerFault):
             self._ended.add(index)
         if index in self._ended or not isinstance(fault, ServerFault):
@@ -176,21 +228,24 @@ class Ledger:
         if fault.kind in (FaultKind.LOST, FaultKind.STALLED):
             here = self._fallen.setdefault(server, [])
             if self._limits[server] and all(each.index != index for each in here):
-                here.append(_Loss(index=index, lost_s=now_s, real=real))
+                here.append(_Loss(index=index, server=server, lost_s=now_s, real=real))
 
     def aborted(self, start: Start, now_s: float) -> None:
         """A request was given up: its server notices later."""
         self._aborts[start.server].append(now_s + self._settings.abort_s)
 
-    def looked(self, server: int, checkup: Checkup, began_s: float, core: Core) -> None:
+    def looked(self, server: int, checkup: Checkup, began_s: float, now_s: float, core: Core) -> None:
         """A server was looked at, from ``began_s`` on: it has died of what was in flight, or has not."""
+        self._unwell[server] = checkup.trouble is not None
+        if checkup.refused or checkup.alien:
+            self._seen_well[server] = False
         if checkup.trouble is not None and not checkup.refused:
-            self._alien[server] |= checkup.alien
             return
-        self._alien[server] = False
         if checkup.asked and not core.fleet.servers[server].in_use and self._limits[server]:
             self._answers[server] += 1
         if checkup.trouble is None:
+            if not core.fleet.servers[server].in_use:
+                self._trial_s[server] = now_s
             self._seen_well[server] = True
         others = [
             each for each in core.fleet.servers if each.position != server and self._limits[each.position]
@@ -208,17 +263,25 @@ class Ledger:
             self._limits.append(0)
             self._answers.append(0)
             self._aborts.append([])
-            self._alien.append(False)
+            self._rest_until_s.append(0.0)
+            self._crowd_until_s.append(0.0)
+            self._trial_s.append(None)
             self._alive_s.append(-math.inf)
+            self._unwell.append(False)
             self._seen_well.append(False)
         if self._limits[server] == 0:
             # It was not in the run, and is asked for its health and its model first.
-            self._seen_well[server] = self._alien[server] = False
+            self._seen_well[server] = False
         self._limits[server] = limit
         if limit == 0:
             self._fallen.pop(server, None)
 
     # ---- what is asked ----
+
+    def free(self, server: int, now_s: float) -> int:
+        """Slots of a server that hold no request, and none that was given up a moment ago."""
+        aborting = sum(until_s > now_s for until_s in self._aborts[server])
+        return self._limits[server] - aborting - sum(each.server == server for each in self.open.values())
 
     def check_given_up(self, gave_up: GivenUp) -> None:
         """Check that a prompt is given up for a reason.
@@ -235,7 +298,8 @@ class Ledger:
             case "ServerFault":
                 just = self._charged[index] >= self._settings.prompt_attempts
             case _:
-                doubts = sum(each.real for each in self._losses(index))
+                # What a server that is never well again has done with it, nobody knows.
+                doubts = sum(each.real or self._unwell[each.server] for each in self._losses(index))
                 just = self._incidents[index] + doubts >= DEATHS_MAX
                 self.counts["given up as poison"] += 1
                 self.counts["innocents given up as poison"] += fate not in (Fate.KILLS, Fate.HANGS)

@@ -1,5 +1,6 @@
 """What must hold of a simulated run: after every event, and of its end."""
 
+from genpipe.core.errors import FaultKind
 from genpipe.core.flow import Core
 from genpipe.core.poison import LAST_WAIT_S
 from genpipe.core.server import ServerState
@@ -53,6 +54,8 @@ class Promises:
         assert timer_s is None or timer_s > now_s, "a timer for what should have happened"
         run = core.books.run
         assert not run.ready or run.paused or core.fleet.room(now_s) == 0, "work ready and a slot free"
+        if run.ready and not run.paused and now_s > core.settings.ramp_s:
+            self._check_full(now_s)
         self._look(now_s)
         if now_s < self._world.quiet_s or core.stopping:
             self._faults = self._ledger.faults
@@ -62,6 +65,14 @@ class Promises:
             self._bound_at_least_s = self._bound_s(now_s)
             past_s = now_s - self._world.quiet_s
             assert now_s <= self._bound_at_least_s, f"not finished {past_s:.0f} s after all was quiet"
+
+    def _check_full(self, now_s: float) -> None:
+        """Work waits: then a server that nothing speaks against has as many requests as it may have."""
+        for server in self._core.fleet.servers:
+            reduced = server.on_trial or server.alone or server.faults[FaultKind.BUSY]
+            if server.in_use and not reduced:
+                free = self._ledger.free(server.position, now_s)
+                assert free <= 0, f"work is ready, and server {server.position} has {free} free slots"
 
     def slack(self, now_s: float) -> float:
         """The part of its bound that a run took after all was quiet."""

@@ -67,7 +67,7 @@ def _run_one(seed: int, engine: type[Engine]) -> int:
     _say(_world_table(world))
     try:
         outcome = engine(world, story=story).run()
-    except AssertionError as error:
+    except Exception as error:  # a bug breaks a promise too
         _say(_story(story))
         _say(f"seed {seed}: a promise was broken: {_words(error)}")
         _say(f"again with: {_command(seed)}")
@@ -109,7 +109,7 @@ def _tell(seed: int, engine: type[Engine]) -> Told:
     world = from_seed(seed)
     try:
         outcome = engine(world).run()
-    except AssertionError as error:
+    except Exception as error:  # a bug breaks a promise too
         return Told(seed=seed, broken=_words(error), counts={"prompts": world.prompts})
     return Told(
         seed=seed,
@@ -126,9 +126,10 @@ def _tell(seed: int, engine: type[Engine]) -> Told:
     )
 
 
-def _words(error: AssertionError) -> str:
+def _words(error: Exception) -> str:
     if str(error):
-        return " ".join(str(error).split())
+        kind = "" if isinstance(error, AssertionError) else f"{type(error).__name__}: "
+        return kind + " ".join(str(error).split())
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol
 
 from genpipe.core.errors import AttemptError, FaultKind, PromptFault, ServerFault
@@ -188,6 +189,11 @@ class Wire:
         if fault.status is not None:
             self._ledger.alive(start.server, self._host.now_s)
         self._ledger.failed(start, fault, self._host.now_s, real=real)
+        if isinstance(fault, ServerFault) and fault.kind is FaultKind.BUSY:
+            server = self._core.fleet.servers[start.server]
+            if server.in_use and not server.on_trial and start.started_s >= server.since_s:
+                pause_s = 1.0 if fault.retry_after_s is None else fault.retry_after_s
+                self._ledger.rests(start.server, pause_s, self._host.now_s)
         self._core.failed(start, fault, self._host.now_s)
 
     def _count(self, start: Start) -> None:
@@ -202,6 +208,9 @@ class Wire:
         Raises:
             AssertionError: there is no reason for that.
         """
+        if attempt not in self._ledger.open:
+            # Its reply has landed, and is looked at.
+            return
         flight = next(each for each in self._core.flights() if each.start.attempt == attempt)
         start, fault = flight.start, flight.fault
         self._check_reason(start, fault)
@@ -211,7 +220,12 @@ class Wire:
         has_it = attempt in server.requests and server.well(now_s) and wire_s <= now_s
         innocent = self._fates[start.prompt.index] is Fate.ANSWERED
         if has_it and innocent and self._rng.random() < self._world.tardy:
-            host.at(now_s, lambda: self._end(start, lambda: self._landed(start, wire_s, now_s, None)))
+            lost = ServerFault("connection lost", kind=FaultKind.LOST)
+            good = self._rng.random() < 0.7
+            answer = partial(self._landed, start, wire_s, now_s, None)
+            host.at(
+                now_s, lambda: self._end(start, answer if good else lambda: self._failed(start, lost, wire_s))
+            )
         host.at(now_s, lambda: self._cancelled(start, fault))
 
     def _check_reason(self, start: Start, fault: ServerFault | None) -> None:
@@ -291,7 +305,7 @@ class Wire:
             found = checkup
             if server.deaths != deaths and not checkup.refused:
                 found = type(checkup)(trouble="connection lost", reset=True)
-            self._ledger.looked(probe.server, found, began_s, self._core)
+            self._ledger.looked(probe.server, found, began_s, self._host.now_s, self._core)
             self._core.probed(probe.server, found, self._host.now_s)
 
         self._host.at(began_s + takes_s, back)

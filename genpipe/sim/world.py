@@ -153,7 +153,7 @@ class _Dice:
             spells=tuple(sorted(spells, key=lambda each: each.start_s)),
             faults={kind: self.sometimes(rng.uniform(0, 0.3)) for kind in DRAWN if kind in troubles},
             swallows=rng.uniform(0, 0.1) if "swallows" in troubles else 0.0,
-            lies=rng.uniform(0, 0.5) if "lies" in troubles else 0.0,
+            lies=rng.choice([rng.uniform(0, 0.5), 1.0]) if "lies" in troubles else 0.0,
             busy_over=rng.randint(1, 6) if "busy" in troubles and rng.random() < 0.6 else None,
             retry_after_s=rng.choice([None, 0.0, 3.0, 20.0]),
             loads=rng.choice(list(Loads)),
@@ -176,6 +176,7 @@ class _Dice:
             give_up_s=rng.uniform(5, 60) if rng.random() < 0.15 else None,
             ramp_s=rng.choice([1.0, 0.0, 5.0]),
             ready_spare=rng.choice([256, 0, 16]),
+            backlog_records_max=rng.choice([4096, 4096, 6]),
         )
 
     def changes(self, servers: list[ServerLaw], quiet_s: float) -> list[Change]:
@@ -188,6 +189,9 @@ class _Dice:
                 at_s += rng.uniform(0, 20)
                 gone = rng.random() < 0.4
                 changes.append(Change(at_s=at_s, server=position, limit=0 if gone else rng.randint(1, 12)))
+                if gone and position == 2 and rng.random() < 0.7:
+                    # One of three or more leaves for good.
+                    break
                 if gone:
                     at_s += rng.uniform(0, 20)
                     changes.append(Change(at_s=at_s, server=position, limit=law.limit))
@@ -233,7 +237,7 @@ def from_seed(seed: int) -> World:
         kill_s=rng.uniform(0.1, 5),
         watchdog_s=rng.choice([rng.uniform(5, 30), rng.uniform(70, 150)]),
         revive_s=rng.uniform(20, 60),
-        tardy=sometimes(0.3),
+        tardy=sometimes(0.8),
         quiet_s=quiet_s,
         stop_s=rng.uniform(0, 60) if rng.random() < 0.2 else None,
         grace_s=rng.choice([0.0, 1.0, 20.0]),

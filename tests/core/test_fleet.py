@@ -241,6 +241,21 @@ def test_a_trial_that_was_cancelled_makes_room_for_another():
     assert len(starts(core, 2.0)) == 1
 
 
+def test_a_trial_that_is_called_off_for_its_age_has_failed():
+    core = make_core(90, slots=(3,), stall_s=2.0)
+    bench(core, 0, 0.0)
+    assert len(probes(core, 0.5)) == 1
+    well(core, 1.0)
+    (trial,) = starts(core, 1.0)
+    core.due(3.0)
+    assert [flight.fault is not None for flight in core.flights()] == [True]
+    cancel(core, trial, 3.0)
+
+    assert state(core) is ServerState.BENCHED
+    assert probes(core, 3.9) == []
+    assert len(probes(core, 4.0)) == 1
+
+
 def test_a_busy_trial_ends_the_bench_and_cuts_the_limit():
     core = make_core(90, slots=(8,))
     old, trial = on_trial(core)

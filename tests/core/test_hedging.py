@@ -121,6 +121,24 @@ def test_of_what_is_late_at_a_server_that_has_lived_with_it_all_goes_elsewhere_a
     assert {start.prompt for start in found} == {start.prompt for start in here}
 
 
+def test_a_server_with_a_marked_prompt_takes_what_is_late_at_a_server_that_has_lived_with_it():
+    """That one is as harmless as any, so that it has not to wait, and keeps no marked one waiting."""
+    core = make(12, (6, 12, 1))
+    here = {start.prompt for start in started(core, 0)}
+    (lost,) = started(core, 2)
+    for start in started(core, 1)[:4]:
+        answer(core, start, 0.5)
+    core.fleet.servers[0].heard_s = PROBATION_S
+    fail(core, lost, 19.0, FaultKind.LOST)
+    core.due(19.1)
+    (marked,) = [start for start in started(core) if start.prompt == lost.prompt]
+    assert marked.server == 1
+    found = starts(core, 20.5)
+
+    assert here <= {start.prompt for start in found if start.server == 1}
+    assert list(core.fleet.servers[1].marked) == [marked.attempt]
+
+
 def test_slots_go_to_prompts_that_wait_before_they_go_to_second_attempts():
     core = make(5, (2, 2))
     for start in started(core)[1:3]:
@@ -397,7 +415,9 @@ def test_a_prompt_that_a_server_may_have_died_of_is_not_hedged():
 def test_a_second_attempt_is_marked_where_the_first_is_lost():
     """So that no other marked prompt joins it at its server."""
     core = make()
+    core.fleet.servers[0].heard_s = PROBATION_S
     first, second = pair(core)
+    assert core.fleet.servers[second.server].marked == {}
     fail(core, first, 21.0, FaultKind.LOST)
 
     assert core.fleet.servers[second.server].marked == {second.attempt: second.started_s}
@@ -435,18 +455,19 @@ def test_a_server_that_is_back_from_the_bench_gets_second_attempts_once_it_has_a
     fail(core, started(core, 1)[0], 0.1, FaultKind.MISROUTED)
     for start in started(core, 1):
         fail(core, start, 0.1, FaultKind.MISROUTED)
-    assert core.fleet.servers[1].state is ServerState.BENCHED
+    states = [core.fleet.servers[1].state]
     core.due(0.6)
     well(core, 0.7, 1)
     (trial,) = starts(core, 0.7)
     core.due(6.0)
-    assert core.fleet.servers[1].state is ServerState.SUSPECT
+    states.append(core.fleet.servers[1].state)
     late = {start.prompt.index for start in started(core, 0)}
     assert late.isdisjoint(start.prompt.index for start in starts(core, 50.0))
     for start in [start for start in started(core, 1) if start is not trial]:
         answer(core, start, 50.1)
 
-    assert core.fleet.servers[1].state is ServerState.UP
+    states.append(core.fleet.servers[1].state)
+    assert states == [ServerState.BENCHED, ServerState.SUSPECT, ServerState.UP]
     assert {start.server for start in starts(core, 50.6)} == {1}
 
 

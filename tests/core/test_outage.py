@@ -7,6 +7,7 @@ import pytest
 from genpipe.core.errors import FaultKind
 from genpipe.core.flow import Core, FlowSettings
 from genpipe.core.notices import Notices
+from genpipe.core.outage import PROVEN_S
 from genpipe.core.settings import GuardSettings
 from genpipe.core.values import Cancel, Checkup, Chunk, Commit, Probe, ServerSpec
 from tests.core.build import (
@@ -231,6 +232,20 @@ def test_a_server_that_has_been_in_use_beyond_its_trial_ends_an_outage_though_it
     core.due(301.0)
 
     assert not core.stopping
+
+
+@pytest.mark.parametrize(("used_s", "since_s"), [(PROVEN_S - 0.1, 10.0), (PROVEN_S, 11.0 + PROVEN_S)])
+def test_a_server_has_to_be_used_for_a_while_before_its_next_absence_is_another_outage(used_s, since_s):
+    core = out()
+    core.due(10.5)
+    well(core, 11.0)
+    core.due(11.0)
+    for start in started(core):
+        fail(core, start, 11.0 + used_s, FaultKind.MISROUTED)
+    core.due(11.0 + used_s)
+
+    assert core.outage.text(11.0 + used_s) is not None
+    assert core.outage.since_s == since_s
 
 
 # ---- giving up ----

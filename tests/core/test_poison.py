@@ -6,7 +6,7 @@ from genpipe.core.errors import FaultKind, PromptFault, ServerFault
 from genpipe.core.poison import LAST_WAIT_S, TOGETHER_S
 from genpipe.core.server import PROBATION_S
 from genpipe.core.values import Checkup, Chunk, Commit, Probe, Start
-from genpipe.core.waiting import UNCOUNTED_MAX
+from genpipe.core.waiting import DEATHS_SEEN_MAX
 from tests.core.build import (
     REFUSED,
     answer,
@@ -143,6 +143,21 @@ def test_an_answer_to_what_was_sent_before_the_loss_clears_nothing():
     assert works(core)[first.prompt.index].marked
 
 
+def test_an_answer_to_what_was_sent_between_two_losses_clears_only_the_first():
+    core = make(9, (3, 1), silent_s=1e6)
+    starts(core, 0.0)
+    fail(core, started(core, 0)[0], 1.0, FaultKind.LOST)
+    look_at(core, 0, Checkup(), 1.5)
+    core.due(2.0)
+    between = started(core, 0)[-1]
+    assert between.started_s >= 1.0
+    (lost, *_) = started(core, 0)
+    fail(core, lost, 10.0, FaultKind.LOST)
+    answer(core, between, 11.0)
+
+    assert works(core)[lost.prompt.index].marked
+
+
 def test_a_look_that_fails_otherwise_decides_nothing():
     core = make(2, (1, 1))
     starts(core, 0.0)
@@ -274,7 +289,7 @@ def test_a_prompt_that_is_there_whenever_all_servers_go_is_given_up_for_now_in_t
     (group,) = core.unsaved_groups()
     (end,) = group.given_up
 
-    assert deaths == UNCOUNTED_MAX
+    assert deaths == DEATHS_SEEN_MAX
     assert not end.for_good
     assert end.message.startswith(f"servers died {deaths} times with it in flight, along with all others")
 
@@ -499,6 +514,25 @@ def test_what_was_in_flight_beside_the_marked_one_at_its_second_death_has_one_de
     assert len(beside) >= 4
     assert {found[index].killed for index in beside if index != marked.prompt.index} == {(1,)}
     assert [each.index for each in given_up(core, 3.0)] == [marked.prompt.index]
+
+
+def test_where_two_marked_ones_were_at_a_death_neither_is_given_up_for_good():
+    """It cannot be told which of them it was: a later run may ask them again."""
+    core = make(12, (4, 12, 1), silent_s=1e6)
+    starts(core, 0.0)
+    lost = [start.prompt for start in kill(core, 0, 1.0)]
+    (marked,) = [start for start in started(core, 1) if start.prompt in lost]
+    others = [start for start in started(core, 1) if start.prompt not in lost]
+    alive_s = marked.started_s + PROBATION_S
+    answer(core, others[0], alive_s)
+    commit(core, alive_s)
+    assert len([start for start in started(core, 1) if start.prompt in lost]) == 2
+    kill(core, 1, alive_s + 1.0)
+    ends = given_up(core, alive_s + 2.0)
+
+    assert len(ends) == 2
+    assert [end.for_good for end in ends] == [False, False]
+    assert all(end.message.endswith("; perhaps another one's doing") for end in ends)
 
 
 def test_an_answer_ends_all_suspicion():
@@ -734,7 +768,9 @@ def test_a_prompt_that_may_be_sent_nowhere_does_not_keep_another_from_being_char
     """What is left breaks every answer, or has two deaths and waits for the end: a token is asked for."""
     core = make(2, (1, 1, 1), alone=True, prompt_attempts=1)
     deadly, broken = 0, 1
-    now_s, dead_until_s, ends, asked = 0.0, {}, [], 0
+    dead_until_s: dict[int, float] = {}
+    ends: list[object] = []
+    now_s, asked = 0.0, 0
     while len(ends) < 1:
         for action in core.due(now_s):
             match action:

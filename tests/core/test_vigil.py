@@ -286,20 +286,22 @@ def test_what_was_sent_while_its_server_said_that_it_has_nothing_to_do_has_the_w
     core = watched(3, (2,))
     first, second = started(core)
     look(core, 10.0, known=0, mark="a")
-    core.failed(second, PromptFault("its time is over", wire_s=0.0), 10.0)
-    core.due(14.0)
+    look(core, 20.0, known=0, mark="b")
+    core.failed(second, PromptFault("its time is over", wire_s=0.0), 26.0)
+    core.due(30.0)
     (third,) = [start for start in started(core) if start != first]
-    now_s = 14.0
-    gone = {}
+    assert third.started_s == 30.0
+    inquired(core, 30.0, known=0, mark="c")
+    gone: dict[int, float] = {}
+    now_s = 30.0
     while len(gone) < 2:
         now_s += 10.0
-        assert now_s < 60.0
+        assert now_s < 90.0
         assert inquiries(core, now_s) == [0]
         for attempt in inquired(core, now_s, known=0, mark=str(now_s)):
             gone[attempt] = now_s
 
-    assert gone[first.attempt] == 44.0
-    assert gone[third.attempt] in (44.0, 54.0)
+    assert gone == {first.attempt: 40.0, third.attempt: 60.0}
 
 
 # ---- too old ----
@@ -415,15 +417,28 @@ def test_an_age_that_is_set_ends_a_request_though_its_server_works():
     assert fault.kind is FaultKind.OVERDUE
 
 
-def test_an_age_that_is_set_ends_a_request_as_stalled_where_nothing_has_come_since_it_was_sent():
-    """Its server may hang because of it."""
-    core = make_core(2, (2,), stall_s=20.0, now_s=0.0)
-    starts(core, 1.0)
-    core.due(21.0)
-    (fault, _) = given_up(core, 21.0)
+@pytest.mark.parametrize("began_s", [0.0, 1.0])
+def test_an_age_that_is_set_ends_a_request_as_stalled_where_nothing_has_come_since_it_was_sent(began_s):
+    """Its server may hang because of it; what came in the very instant in which it was sent came before."""
+    core = make_core(2, (2,), stall_s=20.0)
+    starts(core, began_s)
+    core.due(began_s + 20.0)
+    (fault, _) = given_up(core, began_s + 20.0)
 
     assert fault.kind is FaultKind.STALLED
     assert str(fault) == "given up: no answer within request.stall_s = 20 s"
+
+
+def test_a_server_in_use_at_which_a_request_stalled_is_looked_at():
+    """It tells whether the server has died of it."""
+    core = make_core(2, (2,), stall_s=20.0)
+    starts(core, 1.0)
+    core.due(21.0)
+    assert len(given_up(core, 21.0)) == 2
+    assert server(core).in_use
+
+    assert due(core, 21.4, Probe) == []
+    assert due(core, 21.5, Probe) == [Probe(server=0, ask=False)]
 
 
 def test_an_age_that_is_set_is_looked_at_often_enough_to_be_met_within_a_quarter():
@@ -443,7 +458,7 @@ def test_an_age_that_is_set_takes_the_place_of_the_bound_that_is_learnt():
 
 
 def test_a_prompt_that_was_too_old_is_charged_once_its_server_has_answered_another():
-    core = watched(100, (2,), prompt_attempts=1, stall_s=10.0)
+    core = watched(9, (2,), prompt_attempts=1, stall_s=10.0)
     now_s, groups = 0.0, []
     while core.gave_up == 0:
         now_s = max(now_s + 0.01, core.next_timer_s())

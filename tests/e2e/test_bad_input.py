@@ -71,7 +71,6 @@ def test_a_mistake_in_the_config_is_named_with_its_key(tmp_path, toml, words):
         (["--set", "servers.url=x"], ["--servers"]),
         (["--concurrency", "0"], ["concurrency", "got 0"]),
         (["--servers", "http://127.0.0.1:30007-30000"], ["30007-30000"]),
-        (["--servers", NOBODY], [NOBODY, "2 times"]),
     ],
 )
 def test_a_mistake_in_an_option_is_named(tmp_path, options, words):

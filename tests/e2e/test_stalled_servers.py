@@ -34,7 +34,7 @@ from tests.faults.soak import SOAK
 FULL = SOAK > 1
 SILENT_S = 60.0 if FULL else 3.0
 LONG_S = 420.0 if FULL else 9.0
-ROWS = 6000 if FULL else 320
+ROWS = 6000 if FULL else 420
 COUNT, LIMIT, DELAY_S = 3, 4, 0.25
 LOOK_S = SILENT_S / 6
 GIVEN_UP_S = SILENT_S + 2 * LOOK_S + 2.0
@@ -158,7 +158,8 @@ def play(tmp_path, kind):
             try:
                 wait_for(lambda: faults_at(out, victim) >= LIMIT, "requests to be given up", 2 * GIVEN_UP_S)
                 noticed_s = time.monotonic() - stopped_s
-                time.sleep(max(0.0, 1.25 * SILENT_S - noticed_s))
+                # It stays away until all that hung there must have been sent elsewhere.
+                time.sleep(max(0.0, GIVEN_UP_S + 0.5 - noticed_s))
                 shown = report(out)["servers"][victim]
             finally:
                 kinds[victim].go_on()

@@ -131,7 +131,7 @@ def test_a_server_that_names_itself_and_cannot_say_its_path_now_has_not_said_wha
 
 
 def test_without_waiting_nobody_is_asked_twice():
-    notes = []
+    notes: list[str] = []
 
     async def main():
         return await survey([nobody()], wait=False, note=notes.append)
@@ -143,7 +143,7 @@ def test_without_waiting_nobody_is_asked_twice():
 
 
 def test_waiting_goes_on_until_somebody_can_be_asked_and_says_so():
-    notes = []
+    notes: list[str] = []
 
     async def main():
         endpoint = nobody()
@@ -174,7 +174,7 @@ AWAY = ServerFault("refused", kind=FaultKind.UNREACHABLE)
 
 def judged(*answers, configured=None, any_model=False):
     """The one model of servers a, b, …, and what was noted."""
-    notes = []
+    notes: list[str] = []
     by_url = {chr(ord("a") + place): answer for place, answer in enumerate(answers)}
     found = one_model(by_url, configured=configured, any_model=any_model, note=notes.append)
     return found, notes

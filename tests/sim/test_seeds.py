@@ -1,5 +1,6 @@
 """The command that runs worlds, and whether a defect of the scheduler would be noticed there."""
 
+from copy import copy
 from dataclasses import replace
 from typing import Any
 
@@ -211,6 +212,33 @@ class NeverLooksAgain(Spoilt):
         self.fleet.due = once
 
 
+class SkipsTheTrial(Spoilt):
+    def spoil(self: Any):
+        begin = self.fleet._set
+
+        def at_once(server, state, now_s, *, on_trial=False):
+            begin(server, state, now_s)
+
+        self.fleet._set = at_once
+
+
+class RetriesAtOnce(Spoilt):
+    def spoil(self: Any):
+        self._waiting.sleep = lambda work, now_s: self._waiting.put_back(work)
+
+
+class KeepsToOldLimits(Spoilt):
+    def spoil(self: Any):
+        resize = self.fleet._resize
+
+        def half(server, limit, now_s):
+            server.limiter, kept = copy(server.limiter), server.limiter
+            resize(server, limit, now_s)
+            server.limiter = kept
+
+        self.fleet._resize = half
+
+
 class KeepsTwins(Spoilt):
     """What is in flight a second time is not called off once the first answer has come."""
 
@@ -223,7 +251,7 @@ MUTANTS = [
     HurriesItsCommits, DropsWhatItCancels, ReusesSlotsAtOnce, SendsMarkedOnesTogether, ForgetsDeaths,
     NeverDecidesDoubts, GivesThreeDeathsToAll, WatchesNobody, TakesStatusForLife, GivesUpTheHonest,
     CountsLateAnswers, HedgesOnTheSameServer, ForgetsChangesInTheBooks, SendsToAliens, NeverLooksAgain,
-    KeepsTwins,
+    KeepsTwins, SkipsTheTrial, RetriesAtOnce, KeepsToOldLimits,
 ]  # fmt: skip
 
 
@@ -256,7 +284,7 @@ def test_one_seed_tells_its_world_its_story_and_its_outcome(capsys):
 
 def test_a_broken_promise_is_told_with_the_command_that_repeats_it(capsys):
     class Engaged(Engine):
-        core_class = ForgetsSleepers
+        core_class = BackoffHoldsItsSlot
 
     assert main(["0"], engine=Engaged) == 1
     text = capsys.readouterr().out
@@ -267,7 +295,7 @@ def test_a_broken_promise_is_told_with_the_command_that_repeats_it(capsys):
 
 def test_many_seeds_go_on_after_one_that_fails_and_are_summed_up(capsys):
     class Engaged(Engine):
-        core_class = ForgetsSleepers
+        core_class = BackoffHoldsItsSlot
 
     assert main(["--count", "4"], engine=Engaged) == 1
     text = capsys.readouterr().out
