@@ -20,6 +20,8 @@ from genpipe.edges.console import Display
 from genpipe.edges.dialects import Dialect
 from genpipe.edges.discovery import Served, one_model, survey
 from genpipe.edges.files import OsFiles
+from genpipe.edges.health import RunModel
+from genpipe.edges.limits_file import LIMITS, clear, described
 from genpipe.edges.process import check_local_ports, raise_file_limit
 from genpipe.edges.record import Wall
 from genpipe.edges.run_folder import RunFolder, RunIdentity, recorded_run
@@ -92,10 +94,10 @@ class _Peeked:
         await self._source.verify_rest()
 
 
-def _last_model_path(folder: RunFolder) -> str | None:
-    """What the servers had loaded when the run went on last, where they said it."""
-    paths = (entry.get("model_path") for entry in reversed(folder.segments))
-    return next((path for path in paths if isinstance(path, str)), None)
+def _last_fact(folder: RunFolder, name: str) -> str | None:
+    """What the servers said of their model when the run went on last."""
+    said = (entry.get(name) for entry in reversed(folder.segments))
+    return next((fact for fact in said if isinstance(fact, str)), None)
 
 
 class _Run:
@@ -158,13 +160,15 @@ class _Run:
         files = await self._fetch_inputs(dialect)
         source = self._open_source(folder, files, dialect, store)
         first = await source.read(sum(server.concurrency for server in self.settings.servers))
-        self.recorded_path = _last_model_path(folder)
+        self.recorded_path = _last_fact(folder, "model_path")
         if self.answers is None and (first.prompts or not first.exhausted):
             # Only now is it known that servers are needed at all. Those that cannot be asked are left to the
             # scheduler, if it can tell later whether they serve the run's model.
             can_tell = self.recorded_path is not None or self.settings.request.model is not None
             await self._survey(wait=not can_tell)
-        self._compare_models(model)
+        if not allow_changed:
+            named = model if self.settings.request.model is None else None
+            self._compare_models(_last_fact(folder, "served_model") or named)
         restored = Restored(
             done=store.done.count,
             failed=0 if retry_failed else store.failed_for_good_count,
@@ -186,7 +190,7 @@ class _Run:
             store=store_thread,
             source=_Peeked(source, first),
             transport=transport,
-            model_path=self.served.path if self.served is not None else None,
+            served=self.served,
             starting=self._starting(),
             restored=restored,
             offsite=self.offsite,
@@ -258,21 +262,21 @@ class _Run:
             if isinstance((self.answers or {}).get(endpoint.url), ServerFault)
         )
 
-    def _model_path(self) -> str | None:
+    def _run_model(self) -> RunModel:
         """What a server that joins must serve: as those that are there, or as an earlier segment had it."""
-        if self.settings.start.any_model:
-            return None
-        return self.served.path if self.served is not None else self.recorded_path
+        path = self.served.path if self.served is not None else self.recorded_path
+        return RunModel(path=path, is_compared=not self.settings.start.any_model)
 
-    def _compare_models(self, before: str) -> None:
-        """Hold what is served now against what the run began with."""
+    def _compare_models(self, before: str | None) -> None:
+        """Hold what is served now against what was served before, where that is known."""
         if self.served is None:
             return
-        if self.settings.request.model is None and before != self.served.name:
+        is_other = before is not None and before != self.served.name
+        if is_other and not self.settings.start.any_model:
             raise ResumeMismatch(
                 f"the run in {self.out} began with other settings: request.model was {before!r}, and the "
-                f"servers now serve {self.served.name!r}. Serve that model again, or give another output "
-                "folder"
+                f"servers now serve {self.served.name!r}. Serve that model again, give another output "
+                "folder, or add --allow-changed"
             )
         if None not in (self.recorded_path, self.served.path) and self.recorded_path != self.served.path:
             self._warn(
@@ -300,6 +304,11 @@ class _Run:
         )
         folder = await opened(claim, RunFolder.close, on_cancel=self.ended.set)
         self.stack.callback(folder.close)
+        if old := await asyncio.to_thread(clear, folder.path / LIMITS):
+            self.display.note(
+                f"the limits that an earlier segment was told hold no more ({described(old)}): this one "
+                "begins with the servers as configured"
+            )
         if self.offsite is not None:
             # The prefix is given back before the folder is: whoever is next finds both free.
             self.stack.push_async_callback(self.offsite.close, self.signals)
@@ -370,7 +379,7 @@ class _Run:
             model=model,
             members={**request.sampling, **request.extra_body},
             timeout_s=request.timeout_s,
-            model_path=self._model_path(),
+            run_model=self._run_model(),
             names=self.names,
         )
         return await self.stack.enter_async_context(transport)

@@ -5,7 +5,7 @@ import contextlib
 import random
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from genpipe import __version__
 from genpipe.config import Settings
@@ -15,7 +15,8 @@ from genpipe.core.ports import Source
 from genpipe.core.progress import Progress, Restored
 from genpipe.driver import Driver
 from genpipe.edges.console import Display
-from genpipe.edges.limits_file import LIMITS, Limits, Watcher, clear, described
+from genpipe.edges.discovery import Served
+from genpipe.edges.limits_file import LIMITS, Limits, Watcher
 from genpipe.edges.record import Wall
 from genpipe.edges.report import Report
 from genpipe.edges.run_folder import RunFolder
@@ -51,7 +52,7 @@ class Parts:
         store: where records become durable.
         source: where prompts come from.
         transport: how they reach servers.
-        model_path: of the model that the servers serve, where they say it.
+        served: the model of the servers that could be asked, or None.
         starting: positions of servers that could not be asked yet.
         restored: what earlier segments left behind.
         offsite: S3's part, or None.
@@ -66,7 +67,7 @@ class Parts:
     store: StoreThread
     source: VerifiedSource
     transport: SglangTransport
-    model_path: str | None
+    served: Served | None
     starting: frozenset[int]
     restored: Restored
     offsite: Offsite | None
@@ -105,7 +106,9 @@ class Drive:
         began_s = parts.clock.now_s()
         started_at = parts.wall.text(began_s)
         servers = specs_of(parts.settings)
-        facts = {"version": __version__, "servers": len(servers), "model_path": parts.model_path}
+        facts: dict[str, Any] = {"version": __version__, "servers": len(servers)}
+        if parts.served is not None:
+            facts |= {"served_model": parts.served.name, "model_path": parts.served.path}
         parts.folder.start_segment(started_at, facts)
         core = Core(
             flow_settings_of(parts.settings), servers, random.Random(), began_s, starting=parts.starting
@@ -169,14 +172,9 @@ class Drive:
         )
 
     def _watch_limits(self, driver: Driver) -> Watcher:
-        """Carry out what is written into ``limits.json`` from now on; a segment begins as configured."""
+        """Carry out what is written into ``limits.json``, since the folder was claimed."""
         parts = self._parts
         path = parts.folder.path / LIMITS
-        if old := clear(path):
-            parts.display.note(
-                f"the limits that an earlier segment was told hold no more ({described(old)}): this one "
-                "begins with the servers as configured"
-            )
         live = LiveLimits(
             specs_of(parts.settings),
             endpoints_of(parts.settings),

@@ -18,6 +18,12 @@ __all__ = ["Fleet", "Server", "ServerState"]
 RAMP_STEPS = 50
 """A ramp opens its slots in this many steps, so that a large fleet costs no more timers than a small one."""
 
+JUDGED = frozenset({FaultKind.BROKEN, FaultKind.OVERDUE, FaultKind.STALLED})
+"""Faults that may be the server's or the prompt's."""
+
+TRIALS_FAILED = 2
+"""After so many such faults in trials, a token of our own tells whose they are (count)."""
+
 BUSY_JITTER = 1.25
 """A server that is busy is left alone for its pause times 1 to this (factor)."""
 
@@ -152,6 +158,7 @@ class Fleet:
         """A prompt was answered: the server is well, if the attempt is younger than its state."""
         server = self.servers[start.server]
         server.answers += 1
+        server.trials_failed = 0
         server.turned_away = False
         if server.on_trial and server.trial == start.attempt:
             self._set(server, ServerState.UP, now_s)
@@ -183,6 +190,7 @@ class Fleet:
             self._changed(server, now_s)
             return
         server.faults_in_a_row += 1
+        server.trials_failed += is_trial and fault.kind in JUDGED
         misrouted = fault.kind is FaultKind.MISROUTED
         if is_trial or misrouted or server.faults_in_a_row >= self._bench.faults:
             self.bench(server, now_s)
@@ -240,8 +248,10 @@ class Fleet:
         else:
             if checkup.asked:
                 server.answers += 1
+                server.trials_failed = 0
                 server.pause_s = 0.0
-            self._set(server, ServerState.SUSPECT, now_s, on_trial=True)
+            # A token of our own is as good as a prompt's trial.
+            self._set(server, ServerState.SUSPECT, now_s, on_trial=not checkup.asked)
 
     def due(self, now_s: float, *, ask: Callable[[], bool]) -> Sequence[Probe]:
         """Open what the clock opens; the probes to be sent now, asking for a token where ``ask`` says so."""
@@ -260,7 +270,8 @@ class Fleet:
             elif self._is_to_be_probed(server, now_s):
                 server.probing = True
                 server.check_s = None
-                probes.append(Probe(server=position, ask=not server.in_use and ask()))
+                is_in_question = server.trials_failed >= TRIALS_FAILED
+                probes.append(Probe(server=position, ask=not server.in_use and (is_in_question or ask())))
             self._changed(server, now_s)
         return probes
 

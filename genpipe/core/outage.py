@@ -41,7 +41,8 @@ class Outage:
             self.since_s = now_s
         if self._give_up_s is None or now_s < self.since_s + self._give_up_s:
             return None
-        return f"retry.give_up_s: no server could be used for {wording.duration(now_s - self.since_s)}"
+        waited = f"{self._give_up_s:g} s" if self._give_up_s < 1 else wording.duration(now_s - self.since_s)
+        return f"retry.give_up_s: no server could be used for {waited}{self._last_trouble()}"
 
     def next_timer_s(self) -> float | None:
         """When :meth:`look` is to be called again though nothing has happened, or None."""
@@ -59,8 +60,9 @@ class Outage:
         text = "no server can be used"
         if self.since_s is not None and now_s - self.since_s >= 1.0:
             text += f" for {wording.duration(now_s - self.since_s)}"
-        told = (server for server in servers if server.last_error)
+        return f"{text}{self._last_trouble()}; all answers that came are kept, and the run goes on by itself"
+
+    def _last_trouble(self) -> str:
+        told = (server for server in self._fleet.servers if server.last_error)
         last = max(told, key=lambda server: server.left_s, default=None)
-        if last is not None:
-            text += f" ({last.spec.url}: {last.last_error})"
-        return f"{text}; all answers that came are kept, and the run goes on by itself"
+        return "" if last is None else f" ({last.spec.url}: {last.last_error})"

@@ -5,6 +5,7 @@ from genpipe.core.eta import Pace
 from genpipe.core.flights import Flight
 from genpipe.core.guard import QualityGuard, RefusalGuard
 from genpipe.core.outage import Outage
+from genpipe.core.poison import DEATHS_MAX
 from genpipe.core.saving import Saving
 from genpipe.core.sending import Sending
 from genpipe.core.settings import FlowSettings
@@ -110,7 +111,8 @@ class Outcomes:
     def give_up_poison(self, work: Work, error: Poison) -> None:
         """A prompt that servers died of is sent to none of them any more."""
         self.last_error = str(error)
-        self._give_up(work, error, for_good=not (work.doubts or work.unsure))
+        # Somebody else may have killed these servers, but for one that it had to itself.
+        self._give_up(work, error, for_good=len(work.killed) > DEATHS_MAX)
 
     def _fault(self, flight: Flight, fault: ServerFault, now_s: float) -> None:
         """A server fault: it is the server's, perhaps the prompt's, and the prompt goes elsewhere."""

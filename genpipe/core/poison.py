@@ -49,6 +49,7 @@ class Poison:
             # It is not looked at any more, so that nobody would ever know.
             return
         self._fallen_s[server] = now_s
+        work.losses += 1
         if server not in work.doubts:
             work.doubts = (*work.doubts, server)
             work.lost_at = work.lost_at | {server}
@@ -72,16 +73,13 @@ class Poison:
 
     def _decide(self, server: int, *, died: bool) -> None:
         fallen = [work for work in self._fallen.pop(server, ()) if server in work.doubts]
-        marked_before = sum(bool(work.killed) for work in fallen)
         for work in fallen:
             work.doubts = tuple(each for each in work.doubts if each != server)
             # Where all go down at once it is no prompt's doing.
             if died and self._fell_alone(server, beside=work.lost_at):
-                work.unsure |= bool(work.killed) and marked_before > 1
                 work.killed = (*work.killed, server)
             elif died:
                 work.uncounted += 1
-                work.unsure |= work.is_ill_fated
 
     def _fell_alone(self, position: int, *, beside: frozenset[int]) -> bool:
         """Whether a server went for itself, and not together with all others but those ``beside`` it."""

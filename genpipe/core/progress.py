@@ -158,8 +158,8 @@ def _state(core: Core) -> str:
         return "waiting"
     if core.fleet.usable() or core.finished:
         return "running"
-    in_run = (server.state for server in core.fleet.servers if server.state is not ServerState.GONE)
-    return "starting" if all(state is ServerState.STARTING for state in in_run) else "waiting"
+    states = {server.state for server in core.fleet.servers if server.state is not ServerState.GONE}
+    return "starting" if states == {ServerState.STARTING} else "waiting"
 
 
 def _tail(core: Core, now_s: float) -> list[dict[str, Any]]:

@@ -14,7 +14,7 @@ from genpipe.core.server import Server
 from genpipe.core.settings import FlowSettings
 from genpipe.core.values import Action, ServerSpec, Start
 from genpipe.core.vigil import Vigil
-from genpipe.core.waiting import Rng, Waiting, Work
+from genpipe.core.waiting import LOSSES_MAX, Rng, Waiting, Work
 
 
 class Sending:
@@ -128,11 +128,12 @@ class Sending:
         return start
 
     def _poisoned(self, work: Work) -> PoisonFault:
-        if not (work.killed or work.doubts):
-            return PoisonFault(
-                f"servers died {work.uncounted} times with it in flight, along with all others"
-            )
-        urls = [self.fleet.servers[position].spec.url for position in (*work.killed, *work.doubts)]
+        places = (*work.killed, *work.doubts)
+        if len(places) < DEATHS_MAX:
+            deaths = work.uncounted + len(work.killed)
+            if work.losses >= LOSSES_MAX:
+                return PoisonFault(f"its connection broke, or its server fell silent, {work.losses} times")
+            return PoisonFault(f"servers died {deaths} times with this prompt in flight, with all others")
+        urls = ", ".join(self.fleet.servers[place].spec.url for place in places)
         what = "died" if not work.doubts else "died or went silent"
-        message = f"servers {what} {len(urls)} times with this prompt in flight: {', '.join(urls)}"
-        return PoisonFault(message if not work.unsure else f"{message}; perhaps another one's doing")
+        return PoisonFault(f"servers {what} {len(places)} times with this prompt in flight: {urls}")

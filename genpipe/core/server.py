@@ -49,6 +49,7 @@ class Server:
         wake_s: when it is probed next, or its trial opens the other slots.
         check_s: when it is looked at though it is in use, since a connection broke there; None for never.
         probing: a probe is under way.
+        trials_failed: prompts on trial that it broke since its last answer, or a token of ours.
         turned_away: it said that it is busy, and has answered nothing since.
         marked: attempts there of prompts that servers may have died of, and when they began.
         alone: one of them has the whole server to itself.
@@ -83,6 +84,7 @@ class Server:
         "spec",
         "state",
         "trial",
+        "trials_failed",
         "turned_away",
         "version",
         "vitals",
@@ -98,7 +100,7 @@ class Server:
         self.aborts: deque[float] = deque()
         self.opened = spec.limit
         self.limiter = Limiter(spec.limit)
-        self.answers = self.output_tokens = 0
+        self.answers = self.output_tokens = self.trials_failed = 0
         self.faults = dict.fromkeys(FaultKind, 0)
         self.faults_in_a_row = 0
         self.last_error: str | None = None

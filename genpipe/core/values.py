@@ -101,14 +101,12 @@ class Checkup:
     Attributes:
         trouble: what is wrong with the server, in one line; None if it is well.
         refused: nobody listens at its address: where a server was, its process has ended.
-        reset: the connection broke while it was asked: it may be about to end.
         alien: it serves another model than the run's.
         asked: it made a token when it was asked to.
     """
 
     trouble: str | None = None
     refused: bool = False
-    reset: bool = False
     alien: bool = False
     asked: bool = False
 

@@ -12,6 +12,9 @@ FAULTS_TO_THE_BACK = 3
 """A prompt with so many faults, of whatever kind, no longer goes before the others (count)."""
 
 
+LOSSES_MAX = 8
+"""A prompt whose connection broke, or whose server fell silent, so often is not tried for ever (count)."""
+
 DEATHS_SEEN_MAX = 4
 """Servers that die together are no prompt's doing, but for one that was there at so many deaths (count)."""
 
@@ -34,9 +37,9 @@ class Work:
         overdue: how often it was too old, which makes us wait longer for it on the next server.
         killed: servers that died with it in flight.
         doubts: servers where it was lost, and of which nothing is known since.
+        losses: how often it was lost, whatever became of the server.
         lost_at: servers where it was lost, whatever became of them.
         uncounted: deaths with it in flight that may have had a cause in common.
-        unsure: others that are marked as well were in flight at one of these deaths.
     """
 
     __slots__ = (
@@ -48,20 +51,20 @@ class Work:
         "killed",
         "last_server",
         "live",
+        "losses",
         "lost_at",
         "overdue",
         "pending",
         "prompt",
         "tries",
         "uncounted",
-        "unsure",
     )
 
     def __init__(self, prompt: Prompt) -> None:
         self.prompt = prompt
         self.tries = self.faults = self.charged = 0
-        self.overdue = self.hedges = self.live = self.uncounted = 0
-        self.ended = self.unsure = False
+        self.overdue = self.hedges = self.live = self.uncounted = self.losses = 0
+        self.ended = False
         self.killed: tuple[int, ...] = ()
         self.lost_at: frozenset[int] = frozenset()
         self.doubts: tuple[int, ...] = ()
@@ -77,8 +80,8 @@ class Work:
 
     @property
     def is_ill_fated(self) -> bool:
-        """Whether it was there at so many deaths that it is sent nowhere, whatever they were of."""
-        return self.uncounted + len(self.killed) >= DEATHS_SEEN_MAX
+        """Whether it was there so often when servers went that it is sent nowhere, whatever they went of."""
+        return self.uncounted + len(self.killed) >= DEATHS_SEEN_MAX or self.losses >= LOSSES_MAX
 
     def suspect(self, server: int, answers: int) -> None:
         """Note a fault at ``server``, which had given ``answers`` answers by then."""

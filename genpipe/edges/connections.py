@@ -1,14 +1,15 @@
 """Connections to servers: addresses and keys, sessions for thousands of slow requests, sockets, names."""
 
 import asyncio
+import contextlib
 import errno
 import math
 import socket
 import time
 from collections.abc import AsyncIterator, Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from threading import BoundedSemaphore, Thread
 from typing import Any
 
 import aiohttp
@@ -79,7 +80,7 @@ class Names(AbstractResolver):
             look_up: what is done in a thread, given host, port and family; None: ask the system.
         """
         self._look_up = _ask_the_system if look_up is None else look_up
-        self._pool = ThreadPoolExecutor(_NAME_THREADS, thread_name_prefix="names")
+        self._turns = BoundedSemaphore(_NAME_THREADS)
         self._known: dict[_Name, tuple[float, list[ResolveResult]]] = {}
         self._asked: dict[_Name, asyncio.Future[list[ResolveResult]]] = {}
 
@@ -108,20 +109,41 @@ class Names(AbstractResolver):
     def _ask(self, name: "_Name") -> "asyncio.Future[list[ResolveResult]]":
         """One look-up of a name at a time, whoever waits for it."""
         if name not in self._asked:
-            asked = asyncio.get_running_loop().run_in_executor(self._pool, self._look_up, *name)
-            self._asked[name] = asked
-
-            def keep(ended: "asyncio.Future[list[ResolveResult]]") -> None:
-                del self._asked[name]
-                if not ended.cancelled() and ended.exception() is None:
-                    self._known[name] = (time.monotonic(), ended.result())
-
-            asked.add_done_callback(keep)
+            loop = asyncio.get_running_loop()
+            asked = self._asked[name] = loop.create_future()
+            # Whatever the system takes, the process does not wait for these threads at its end.
+            Thread(target=self._work, args=(name, loop, asked), name="names", daemon=True).start()
         return self._asked[name]
 
+    def _work(
+        self, name: "_Name", loop: asyncio.AbstractEventLoop, asked: "asyncio.Future[list[ResolveResult]]"
+    ) -> None:
+        found: list[ResolveResult] | Exception
+        with self._turns:
+            try:
+                found = self._look_up(*name)
+            except Exception as error:  # whatever it is, whoever waits for it is to have it
+                found = error
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(self._keep, name, asked, found)
+
+    def _keep(
+        self,
+        name: "_Name",
+        asked: "asyncio.Future[list[ResolveResult]]",
+        found: list[ResolveResult] | Exception,
+    ) -> None:
+        del self._asked[name]
+        if isinstance(found, Exception):
+            asked.set_exception(found)
+            # It may be that nobody waits for it any more.
+            asked.exception()
+        else:
+            self._known[name] = (time.monotonic(), found)
+            asked.set_result(found)
+
     async def close(self) -> None:
-        """Look nothing up any more."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        """Part of the library's interface; nothing is to be done."""
 
 
 def _ask_the_system(host: str, port: int, family: int) -> list[ResolveResult]:

@@ -20,7 +20,6 @@ from genpipe.edges.replies import (
     SIDE_BYTES_MAX,
     beginning,
     examine,
-    is_cut,
     one_line,
     read_answer,
     refusal,
@@ -50,27 +49,48 @@ class Page:
     body: bytes
 
 
+@dataclass(slots=True, kw_only=True)
+class RunModel:
+    """What every server of a run has to serve; where nothing is known yet, what the first one does.
+
+    Attributes:
+        path: of the model, or None while nobody has said it.
+        is_compared: servers of another model are not used.
+    """
+
+    path: str | None = None
+    is_compared: bool = True
+
+    def agrees(self, path: str) -> bool:
+        """Whether a server that has loaded this one may join."""
+        if not self.is_compared:
+            return True
+        if self.path is None:
+            self.path = path
+        return path.rstrip("/") == self.path.rstrip("/")
+
+
 async def probe(
-    session: aiohttp.ClientSession, endpoint: Endpoint, *, model: str, model_path: str | None, ask: bool
+    session: aiohttp.ClientSession, endpoint: Endpoint, *, name: str, model: RunModel, ask: bool
 ) -> Checkup:
     """Find out whether a server is well: its health, its model, and a token of our own where asked.
 
     Args:
         session: best one whose connections are new, so that they show whether somebody listens.
         endpoint: the server.
-        model: sent as ``model`` with the token's request.
-        model_path: what it has to serve; None: whatever it does.
+        name: sent as ``model`` with the token's request.
+        model: what it has to serve.
         ask: have one token made.
     """
     try:
         trouble = await _ask_health(session, endpoint)
-        if trouble is None and model_path is not None:
+        if trouble is None and model.is_compared:
             path = await served_path(session, endpoint)
-            if path is not None and path.rstrip("/") != model_path.rstrip("/"):
-                said = f"serves {one_line(path)}, and the run's model is {one_line(model_path)}"
+            if path is not None and not model.agrees(path):
+                said = f"serves {one_line(path)}, and the run's model is {one_line(model.path or '')}"
                 return Checkup(trouble=endpoint.hushed(f"{said}: it gets none of the prompts"), alien=True)
         if trouble is None and ask:
-            trouble = await _ask_token(session, endpoint, model)
+            trouble = await _ask_token(session, endpoint, name)
     except AttemptError as fault:
         # What is below a fault of ours is the library's own, where there was one.
         return _broken(endpoint.hushed(str(fault)), fault.__cause__)
@@ -80,15 +100,8 @@ async def probe(
 
 
 def _broken(trouble: str, error: BaseException | None) -> Checkup:
-    if isinstance(error, aiohttp.ClientConnectorError):
-        number = error.os_error.errno
-        return Checkup(
-            trouble=trouble, refused=number == errno.ECONNREFUSED, reset=number == errno.ECONNRESET
-        )
-    cut = isinstance(error, aiohttp.ClientError) and is_cut(error)
-    timed_out = isinstance(error, TimeoutError)
-    reset = (cut or isinstance(error, aiohttp.ClientConnectionError | ConnectionError)) and not timed_out
-    return Checkup(trouble=trouble, reset=reset)
+    refused = isinstance(error, aiohttp.ClientConnectorError) and error.os_error.errno == errno.ECONNREFUSED
+    return Checkup(trouble=trouble, refused=refused)
 
 
 async def _ask_health(session: aiohttp.ClientSession, endpoint: Endpoint) -> str | None:

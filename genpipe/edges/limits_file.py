@@ -7,6 +7,7 @@ says only what differs from the servers that the run began with; without the fil
 import fcntl
 import json
 import os
+import stat
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -29,6 +30,8 @@ EXAMPLE = '{"http://gpu1:30000": 16}'
 LOCK_WAIT_S = 5.0
 """So long another command may take to change the file; it takes milliseconds (seconds)."""
 
+CLOSE_WAIT_S = 2.0
+
 _NAMED_MAX = 5
 
 Limits = dict[str, int]
@@ -43,7 +46,11 @@ def read(path: Path) -> Limits:
             file and the key.
     """
     try:
-        with open(path, "rb") as file:
+        # Not to wait for whoever may write into a pipe of that name.
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(handle, "rb") as file:
+            if not stat.S_ISREG(os.fstat(handle).st_mode):
+                raise ConfigError(f"{path} is no file: remove it")
             data = file.read(FILE_BYTES_MAX + 1)
     except FileNotFoundError:
         return {}
@@ -162,7 +169,8 @@ class Watcher:
     def close(self) -> None:
         """Look no more, and end the thread. May be called twice."""
         self._closing.set()
-        self._thread.join()
+        # A file system that hangs must not hold up the end of a run.
+        self._thread.join(CLOSE_WAIT_S)
 
     def _work(self) -> None:
         while not self._closing.is_set():

@@ -114,7 +114,7 @@ class SglangTransport:
         model: str,
         members: dict[str, Any],
         timeout_s: float | None = None,
-        model_path: str | None = None,
+        run_model: health.RunModel | None = None,
         names: Names | None = None,
     ) -> None:
         """Prepare what is the same for all requests.
@@ -124,11 +124,11 @@ class SglangTransport:
             model: sent as ``model``.
             members: further members of the request body.
             timeout_s: limit of one request; passing it is the prompt's fault. None: no limit.
-            model_path: what a server has to serve to be well; None: not compared.
+            run_model: what a server has to serve to be well; None: not compared.
             names: looks names up, and is closed with the transport; None: one that asks the system.
         """
         self._model = model
-        self._model_path = model_path
+        self._run_model = run_model or health.RunModel(is_compared=False)
         self._shared = b"," + orjson.dumps({"model": model, **members})[1:-1]
         self._rid_head = secrets.token_hex(RID_HEAD_CHARS // 2)
         self._timeout_s = timeout_s
@@ -265,8 +265,8 @@ class SglangTransport:
         return await health.probe(
             self._asking,
             self._endpoints[probe.server],
-            model=self._model,
-            model_path=self._model_path,
+            name=self._model,
+            model=self._run_model,
             ask=probe.ask,
         )
 

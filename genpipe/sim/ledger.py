@@ -245,7 +245,8 @@ class Ledger:
             self._answers[server] += 1
         if checkup.trouble is None:
             if not core.fleet.servers[server].in_use:
-                self._trial_s[server] = now_s
+                # A token of its own is as good as a prompt's trial.
+                self._trial_s[server] = None if checkup.asked else now_s
             self._seen_well[server] = True
         others = [
             each for each in core.fleet.servers if each.position != server and self._limits[each.position]

@@ -304,7 +304,7 @@ class Wire:
         def back() -> None:
             found = checkup
             if server.deaths != deaths and not checkup.refused:
-                found = type(checkup)(trouble="connection lost", reset=True)
+                found = type(checkup)(trouble="connection lost")
             self._ledger.looked(probe.server, found, began_s, self._host.now_s, self._core)
             self._core.probed(probe.server, found, self._host.now_s)
 

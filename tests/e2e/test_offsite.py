@@ -126,7 +126,7 @@ def test_a_store_that_ignores_conditions_is_told_of_and_a_second_driver_refused(
 
 @pytest.mark.timeout(120)
 def test_a_copy_of_a_live_runs_folder_is_turned_away_and_hurts_nobody(tmp_path, weed):
-    rows, env, place = texts(500, "that was copied"), environment(weed), weed.place("copied")
+    rows, env, place = texts(1200, "that was copied"), environment(weed), weed.place("copied")
     source, out, copy = write_prompts(tmp_path / "in.jsonl", rows), tmp_path / "out", tmp_path / "copy"
     with (
         servers(tmp_path, 2, *SPEED, orders=False) as fleet,

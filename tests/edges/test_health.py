@@ -10,7 +10,7 @@ import pytest
 
 from genpipe.core.values import Checkup, Probe, Vitals
 from genpipe.edges.connections import Endpoint, open_session
-from genpipe.edges.health import inquire, probe
+from genpipe.edges.health import RunModel, inquire, probe
 from genpipe.edges.sglang import SglangTransport
 from genpipe.sim.orders import parse_mode
 from genpipe.sim.server import SimConfig, SimFleet
@@ -19,7 +19,8 @@ from tests.edges.raw_server import GOOD, KEY, LOOPS, RawServer, always, free_por
 
 async def asked(session, url, *, ask=False, model_path=None, **endpoint):
     """What a probe of that address finds."""
-    return await probe(session, Endpoint(url=url, **endpoint), model="m", model_path=model_path, ask=ask)
+    model = RunModel(path=model_path, is_compared=model_path is not None)
+    return await probe(session, Endpoint(url=url, **endpoint), name="m", model=model, ask=ask)
 
 
 def probe_of(act, *, loop=None, **options):
@@ -120,7 +121,7 @@ def test_a_connection_that_breaks_while_a_server_is_asked_is_a_bad_sign(loop, ho
 
     found, _ = probe_of(act, ask=True, loop=loop, model_path="a")
 
-    assert found == Checkup(trouble=found.trouble, reset=True)
+    assert found == Checkup(trouble=found.trouble)
     assert found.trouble
     assert found.trouble.isprintable()
 
