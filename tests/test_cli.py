@@ -139,6 +139,7 @@ def test_a_mistake_is_one_line_and_exit_code_2(prompts, args, said):
     assert_one_line(genpipe("run", *given, "--quiet"), 2, said.replace("{in}", str(prompts)))
 
 
+@pytest.mark.slow
 def test_a_key_that_is_not_there_is_named_and_one_that_is_wrong_is_not_shown(prompts, tmp_path):
     path = tmp_path / "run.toml"
     path.write_text("[[servers]]\nurl = 'http://127.0.0.1:9'\napi_key_env = 'GPU_KEY'\n")
@@ -208,6 +209,7 @@ def test_check_of_good_prompts_counts_them(prompts):
     assert done.stdout.splitlines()[:2] == ["1 record in 15 bytes", "good      1 prompt"]
 
 
+@pytest.mark.slow
 def test_check_names_bad_lines_and_exits_with_1(tmp_path):
     path = tmp_path / "bad.jsonl"
     path.write_bytes(b'\xff\n{"prompt":1}\n[]\n' + GOOD.encode() + b'\n{"question":"q"}\n')
@@ -220,6 +222,7 @@ def test_check_names_bad_lines_and_exits_with_1(tmp_path):
     assert genpipe("check", path, "--set", "input.field=question").stdout.count(f"{path}:6") == 0
 
 
+@pytest.mark.slow
 def test_check_of_what_is_no_input_is_one_line(tmp_path):
     (tmp_path / "packed").write_bytes(b"\x1f\x8b\x08\x00rest")
     (tmp_path / "empty").write_bytes(b"\n\n")
@@ -246,6 +249,7 @@ def many_bad_lines(tmp_path):
     return path
 
 
+@pytest.mark.slow
 def test_a_reader_that_stops_reading_is_no_error(tmp_path):
     path = many_bad_lines(tmp_path)
     reading, writing = os.pipe()
@@ -259,6 +263,7 @@ def test_a_reader_that_stops_reading_is_no_error(tmp_path):
     assert done.returncode == 0
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="the system has no full device")  # noqa: PTH110
 def test_a_full_disk_under_stdout_is_one_line_and_not_a_bug(tmp_path):
     with open("/dev/full", "w") as full:
@@ -270,6 +275,7 @@ def test_a_full_disk_under_stdout_is_one_line_and_not_a_bug(tmp_path):
     assert done.stderr == "genpipe: error: cannot write the result to stdout: No space left on device\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("closed", ["1>&-", "2>&-", "1>&- 2>&-", "0<&-"])
 def test_closed_streams_make_no_bug_of_it(prompts, closed):
     done = subprocess.run(
@@ -292,6 +298,7 @@ def test_simulated_servers_end_well_when_they_are_told_to():
     assert (server.returncode, said) == (0, "")
 
 
+@pytest.mark.slow
 def test_a_run_from_the_command_line_ends_with_0_or_1_and_says_how_it_went(tmp_path):
     command = [*GENPIPE, "sim-server", "--ports", "free:1", "--orders", "--health-delay-s", "0"]
     source = tmp_path / "in.jsonl"

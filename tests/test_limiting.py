@@ -335,6 +335,7 @@ def command(*args):
     )
 
 
+@pytest.mark.slow
 def test_the_command_exits_with_0_once_it_is_taken_and_with_2_for_what_cannot_be(driven):
     taken, refused = command(driven.folder, ":30001=9", "*=7"), command(driven.folder, "gpu1:30000=x")
 

@@ -295,6 +295,7 @@ def command(*args, **options):
     )
 
 
+@pytest.mark.slow
 def test_the_command_shows_a_page_or_json_and_exits_with_0(folder):
     snapshot = report(folder)
     page, as_json = command(folder), command(folder, "--json")
@@ -305,6 +306,7 @@ def test_the_command_shows_a_page_or_json_and_exits_with_0(folder):
     assert json.loads(as_json.stdout) == {**snapshot, "alive": True}
 
 
+@pytest.mark.slow
 def test_watch_looks_again_until_the_run_is_over_and_clears_no_file(folder):
     report(folder, completed=1_000)
     timers = [

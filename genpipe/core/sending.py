@@ -129,10 +129,10 @@ class Sending:
 
     def _poisoned(self, work: Work) -> PoisonFault:
         places = (*work.killed, *work.doubts)
+        if work.losses >= LOSSES_MAX:
+            return PoisonFault(f"its connection broke, or its server fell silent, {work.losses} times")
         if len(places) < DEATHS_MAX:
             deaths = work.uncounted + len(work.killed)
-            if work.losses >= LOSSES_MAX:
-                return PoisonFault(f"its connection broke, or its server fell silent, {work.losses} times")
             return PoisonFault(f"servers died {deaths} times with this prompt in flight, with all others")
         urls = ", ".join(self.fleet.servers[place].spec.url for place in places)
         what = "died" if not work.doubts else "died or went silent"

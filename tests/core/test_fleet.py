@@ -4,7 +4,7 @@ import pytest
 
 from genpipe.core.books import Books
 from genpipe.core.errors import FaultKind, PromptFault
-from genpipe.core.fleet import RAMP_STEPS, Fleet, ServerState
+from genpipe.core.fleet import JUDGED, RAMP_STEPS, TRIALS_FAILED, Fleet, ServerState
 from genpipe.core.flow import Core
 from genpipe.core.settings import FlowSettings
 from genpipe.core.values import Checkup, Chunk, Probe, ServerSpec
@@ -298,10 +298,90 @@ def test_a_token_of_our_own_ends_the_doubling_of_pauses():
     bench(core, 0, 0.0, FaultKind.BROKEN)
     assert probes(core, 0.5) == [Probe(server=0, ask=True)]
     well(core, 1.0, asked=True)
-    (trial,) = starts(core, 1.0)
-    fail(core, trial, 2.0)
+    found = starts(core, 1.0)
+    assert len(found) == 3
+    for start in found:
+        fail(core, start, 2.0)
 
+    assert probes(core, 2.4) == []
     assert len(probes(core, 2.5)) == 1
+
+
+def test_a_server_that_made_a_token_of_ours_opens_all_its_slots_and_is_on_no_trial():
+    core = make_core(90, slots=(4,))
+    bench(core, 0, 0.0)
+    assert len(probes(core, 0.5)) == 1
+    well(core, 1.0, asked=True)
+
+    assert state(core) is ServerState.SUSPECT
+    assert not core.fleet.servers[0].on_trial
+    assert len(starts(core, 1.0)) == 3
+
+
+def break_trials(core, kind, count, now_s=0.0):
+    """So many trials of the only server fail in this way, one after the other; its next probe."""
+    if core.fleet.servers[0].in_use:
+        bench(core, 0, now_s)
+    for _ in range(count):
+        now_s, _ = next_probe(core, now_s)
+        well(core, now_s)
+        (trial,) = [start for start in starts(core, now_s) if start.server == 0]
+        fail(core, trial, now_s, kind)
+    return next_probe(core, now_s)
+
+
+def next_probe(core, now_s):
+    """When the only server is probed next, and how."""
+    for _ in range(100):
+        now_s = max(now_s, core.next_timer_s())
+        for probe in probes(core, now_s):
+            return now_s, probe
+    raise AssertionError("no probe")
+
+
+@pytest.mark.parametrize("kind", [kind for kind in FaultKind if kind is not FaultKind.BUSY])
+@pytest.mark.parametrize("count", [TRIALS_FAILED - 1, TRIALS_FAILED])
+def test_after_two_trials_that_may_have_been_the_prompts_fault_a_token_is_asked_for(kind, count):
+    """Though prompts wait that nobody suspects: each of them might break the next trial too."""
+    core = make_core(90, slots=(3,), silent_s=1e6)
+    _, probe = break_trials(core, kind, count)
+
+    assert any(not work.pending for work in core._waiting.ready)
+    assert probe.ask == (kind in JUDGED and count == TRIALS_FAILED)
+
+
+def test_a_trial_that_is_answered_starts_the_count_of_broken_ones_anew():
+    core = make_core(90, slots=(3,), silent_s=1e6)
+    now_s, _ = break_trials(core, FaultKind.BROKEN, TRIALS_FAILED - 1)
+    well(core, now_s)
+    (trial,) = starts(core, now_s)
+    answer(core, trial, now_s)
+    _, probe = break_trials(core, FaultKind.BROKEN, TRIALS_FAILED - 1, now_s)
+
+    assert not probe.ask
+
+
+def test_a_token_starts_the_count_of_broken_trials_anew():
+    core = make_core(90, slots=(3,), silent_s=1e6)
+    now_s, probe = break_trials(core, FaultKind.BROKEN, TRIALS_FAILED)
+    assert probe.ask
+    well(core, now_s, asked=True)
+    for start in starts(core, now_s):
+        fail(core, start, now_s, FaultKind.UNREACHABLE)
+    _, probe = break_trials(core, FaultKind.BROKEN, TRIALS_FAILED - 1, now_s)
+
+    assert not probe.ask
+
+
+def test_a_token_is_asked_for_again_while_the_server_makes_none():
+    core = make_core(90, slots=(3,), silent_s=1e6)
+    now_s, probe = break_trials(core, FaultKind.BROKEN, TRIALS_FAILED)
+    for _ in range(3):
+        assert probe.ask
+        probed(core, 0, Checkup(trouble="made no token"), now_s)
+        now_s, probe = next_probe(core, now_s)
+
+    assert starts(core, now_s) == []
 
 
 def test_a_fleet_with_nobody_in_use_is_not_usable():
@@ -483,7 +563,7 @@ def test_a_server_that_starts_stays_so_until_it_is_seen_well_and_is_then_tried_w
     assert starts(core, 1.9) == []
 
 
-def test_faults_before_it_was_seen_well_do_not_lengthen_the_first_bench_after_its_trial():
+def test_faults_before_it_was_seen_well_do_not_lengthen_the_first_bench_afterwards():
     core, _ = starting_core(slots=(3,))
     offer(core, 9)
     for now_s in (0.1, 0.6, 1.6):
@@ -491,9 +571,11 @@ def test_faults_before_it_was_seen_well_do_not_lengthen_the_first_bench_after_it
         probed(core, 0, REFUSED, now_s)
     core.due(3.6)
     well(core, 3.6, asked=True)
-    (trial,) = starts(core, 3.6)
-    fail(core, trial, 4.0)
+    for start in starts(core, 3.6):
+        fail(core, start, 4.0)
 
+    assert state(core) is ServerState.BENCHED
+    assert probes(core, 4.4) == []
     assert len(probes(core, 4.5)) == 1
 
 

@@ -5,7 +5,7 @@ import pytest
 from genpipe.core.errors import FaultKind, PromptFault, ServerFault
 from genpipe.core.flow import Core, FlowSettings
 from genpipe.core.settings import GuardSettings
-from genpipe.core.values import Checkup, Chunk, Commit, Probe, Read, ServerSpec, Start
+from genpipe.core.values import Checkup, Chunk, Commit, GivenUp, Probe, Read, ServerSpec, Start
 from tests.core.build import (
     Steady,
     an_answer,
@@ -25,7 +25,7 @@ from tests.core.build import (
     starts,
 )
 
-NEVER_CHARGED = [FaultKind.UNREACHABLE, FaultKind.BUSY, FaultKind.MISROUTED, FaultKind.LOST]
+NEVER_CHARGED = [FaultKind.UNREACHABLE, FaultKind.BUSY, FaultKind.MISROUTED]
 
 
 def indices(found):
@@ -222,8 +222,37 @@ def test_a_token_of_our_own_counts_where_nobody_is_left_to_ask():
         now_s = max(now_s + 0.1, core.next_timer_s() or 0.0)
         assert now_s < 60.0
 
-    assert (tries, asked) == (5, 2)
-    assert (gave_up.error_class, gave_up.for_good, gave_up.tries) == ("ServerFault", False, 5)
+    # Each token opens all slots, so that three tries bench the server and the first one after it is charged.
+    assert (tries, asked) == (7, 2)
+    assert (gave_up.error_class, gave_up.for_good, gave_up.tries) == ("ServerFault", False, 7)
+
+
+def test_where_every_prompt_breaks_a_fleet_that_stands_still_ends_by_charges():
+    """Healthy servers that answer all with 500: tokens show that they work, and all is given up for now."""
+    core = make_core(30, slots=(4, 4), prompt_attempts=4)
+    ends: list[GivenUp] = []
+    now_s, asked = 0.0, 0
+    while not core.finished:
+        for action in core.due(now_s):
+            match action:
+                case Start():
+                    error = ServerFault("500", kind=FaultKind.BROKEN, status=500, wire_s=now_s)
+                    core.failed(action, error, now_s)
+                case Probe(server=server, ask=ask):
+                    asked += ask
+                    core.probed(server, Checkup(asked=ask), now_s)
+                case Commit(group=group):
+                    ends += group.given_up
+                    core.committed(group.number, now_s)
+        core.check()
+        now_s = max(now_s + 0.05, core.next_timer_s() or 0.0)
+        # Without the tokens each trial would tell of one prompt alone, and it would take more than 90 s.
+        assert now_s < 60.0
+
+    assert asked > 0
+    assert sorted(end.index for end in ends) == list(range(30))
+    assert {(end.error_class, end.last_status, end.for_good) for end in ends} == {("ServerFault", 500, False)}
+    assert max(end.tries for end in ends) <= 8
 
 
 def test_a_token_is_asked_for_too_where_all_prompts_in_memory_may_be_at_fault_and_there_are_more():

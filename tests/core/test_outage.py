@@ -116,7 +116,8 @@ def test_servers_that_only_say_that_they_are_busy_cannot_be_used():
         if core.stopping:
             break
 
-    assert core.refusal == "retry.give_up_s: no server could be used for 30 s"
+    # Both went for the same reason and at the same time, and the first of them is named.
+    assert core.refusal == "retry.give_up_s: no server could be used for 30 s (http://s0: it is busy)"
 
 
 def test_a_server_that_turned_one_away_and_works_on_others_can_be_used():
@@ -153,9 +154,11 @@ def test_a_fleet_that_has_not_started_yet_is_an_outage_from_the_beginning():
     core = Core(FlowSettings(give_up_s=60.0), specs, Steady(), 0.0, starting=[0])
     core.due(0.0)
     core.offered(Chunk(prompts=prompts(0), exhausted=True), 0.0)
+    probed(core, 0, REFUSED, 0.0)
     go_on(core, 100.0, now_s=0.0)
 
-    assert core.refusal == "retry.give_up_s: no server could be used for 1 min 00 s"
+    why = "http://s: connection refused"
+    assert core.refusal == f"retry.give_up_s: no server could be used for 1 min 00 s ({why})"
 
 
 # ---- that it ends ----
@@ -263,7 +266,9 @@ def test_after_the_time_that_is_set_the_run_stops_and_everything_that_came_is_ke
     assert due(core, 130.0, Cancel) == [Cancel(attempt=found[3].attempt)]
     cancel(core, found[3], 130.0)
 
-    assert core.refusal == "retry.give_up_s: no server could be used for 2 min 00 s"
+    assert core.refusal == (
+        "retry.give_up_s: no server could be used for 2 min 00 s (http://s0: connection refused)"
+    )
     assert core.finished
     assert not core.complete
     assert core.gave_up == 0

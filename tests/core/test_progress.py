@@ -146,7 +146,9 @@ def test_the_eta_is_null_while_nothing_is_in_flight_and_work_is_left():
     assert snapshot(core, 10.0, total=90)["eta_hours"] is None
 
 
-@pytest.mark.parametrize("seed", range(25))
+@pytest.mark.parametrize(
+    "seed", [*range(8), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(8, 25))]
+)
 def test_at_every_moment_of_a_run_its_progress_is_sound(seed):
     world = from_seed(seed)
     reports: list[dict[str, Any]] = []
@@ -185,6 +187,20 @@ def test_the_state_is_running_waiting_or_draining():
     assert snapshot(core, 1.0)["state"] == "draining"
 
 
+def test_a_run_whose_servers_were_all_taken_out_waits_for_one_and_is_not_starting():
+    core = make_core(90, slots=(3, 3))
+    for url in ("http://s0", "http://s1"):
+        core.set_limit(url, 0, 1.0)
+    core.due(1.0)
+    told = snapshot(core, 1.0)
+
+    assert told["state"] == "waiting"
+    assert told["waiting_for"] == "no server is left in the run: add one with genpipe limit"
+    core.set_limit("http://s2", 3, 2.0)
+    core.due(2.0)
+    assert snapshot(core, 2.0)["state"] == "starting"
+
+
 def test_a_server_has_its_own_line():
     core = make_core(90, slots=(4, 4))
     for start in starts(core, 0.0)[:2]:
@@ -220,7 +236,7 @@ def test_gaps_are_in_milliseconds():
         (math.inf, 1.4, 0.3),
     ],
 )
-@pytest.mark.parametrize("seed", [1, 3, 5])
+@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (3, 5))])
 def test_the_eta_is_good_from_a_fifth_of_the_run_on(cap_s, sigma, miss_max, seed):
     """Within 15 % of the run's length, in worlds with heavy tails, with and without a cap on length."""
     servers = tuple(ServerLaw(limit=8, median_s=3.0, sigma=sigma, longest_s=cap_s) for _ in range(4))

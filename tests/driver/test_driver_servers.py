@@ -401,7 +401,7 @@ def test_an_outage_that_lasts_too_long_ends_the_run_with_everything_that_came():
 
     rig, ended_s = run_virtual(main)
 
-    assert rig.core.refusal == "retry.give_up_s: no server could be used for 30 s"
+    assert rig.core.refusal == "retry.give_up_s: no server could be used for 30 s (http://s0: refused)"
     assert 33.0 < ended_s < 36.0
     assert len(rig.store.done) >= 12
     assert rig.store.failed == set()

@@ -1,6 +1,7 @@
 """``genpipe limit`` on a run that goes on: by the servers' own log."""
 
 import json
+import os
 
 import pytest
 
@@ -97,3 +98,40 @@ def test_a_limit_that_the_machine_has_no_room_for_changes_nothing_and_is_told(tm
 
     assert limit == 4
     audit(out, texts)
+
+
+def test_limits_that_come_while_servers_are_waited_for_hold_once_they_are_there(tmp_path):
+    texts = [f"Row {place}. <<delay=0.1>>" for place in range(60)]
+    source, out = write_prompts(tmp_path / "in.jsonl", texts), tmp_path / "out"
+    with servers(tmp_path, 1) as fleet:
+        command = run_command(fleet, source, out, 4)
+        with running(*command, err=tmp_path / "first.err") as first:
+            wait_for_records(first, out, 5)
+            first.kill()
+        fleet.stop()
+        with running(*command, err=tmp_path / "run.err") as run:
+            wait_for(lambda: report(out)["segment"] == 2, "the second segment, which waits for the server")
+            handed = genpipe("limit", out, "*=2")
+            fleet.start()
+            assert run.wait() == 0, run.err
+    audit(out, texts)
+
+    assert handed.code == 0, handed.err
+    assert "hold no more" not in run.err
+    assert report(out)["servers"][0]["limit"] == 2
+
+
+def test_what_is_no_file_in_the_place_of_the_limits_holds_nobody_up(tmp_path):
+    texts = [f"Row {place}. <<delay=0.1>>" for place in range(120)]
+    source, out = write_prompts(tmp_path / "in.jsonl", texts), tmp_path / "out"
+    with servers(tmp_path, 1) as fleet:
+        command = run_command(fleet, source, out, 4)
+        with running(*command, err=tmp_path / "run.err") as run:
+            wait_for_records(run, out, 5)
+            os.mkfifo(out / "limits.json")
+            assert run.wait() == 0, run.err
+        again = genpipe(*command)
+    audit(out, texts)
+
+    assert "is no file" in run.err
+    assert again.code == 0, again.err

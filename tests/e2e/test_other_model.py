@@ -1,5 +1,7 @@
 """Servers of another model: refused at the start, and when they join."""
 
+import signal
+
 import pytest
 
 from tests.e2e.harness import (
@@ -64,3 +66,46 @@ def test_a_server_of_another_model_that_joins_a_live_run_is_named_and_gets_no_pr
     assert "org/other" in row["last_error"]
     assert "org/other" in text
     assert visits == []
+
+
+def test_where_no_server_was_there_at_the_start_the_first_one_says_which_model_it_is(tmp_path):
+    """Though the requests carry a name of the user's own, which any server takes."""
+    texts = [f"Row {place}. <<delay=0.1>>" for place in range(120)]
+    source, out = write_prompts(tmp_path / "in.jsonl", texts), tmp_path / "out"
+    right, wrong = two_fleets(tmp_path)
+    with right as fleet, wrong as others:
+        fleet.stop()
+        others.stop()
+        command = ["run", "--prompts", source, "--out", out, "--concurrency", 2]
+        command += ["--servers", fleet.urls[0], "--servers", others.urls[0]]
+        options = ("--set", 'request.model="mine"', "--set", "retry.pause_max_s=0.5")
+        with running(*command, *options, err=tmp_path / "run.err") as run:
+            wait_for((out / "progress.json").exists, "the run to begin")
+            fleet.start()
+            wait_for_records(run, out, 5)
+            others.start()
+            wait_for(lambda: "serves org/other" in run.err, "a word about the other")
+            assert run.wait() == 0, run.err
+        others.stop()
+        visits = others.visits()
+    audit(out, texts)
+
+    assert visits == []
+
+
+def test_a_resume_onto_another_model_is_refused_though_the_requests_name_is_the_users_own(tmp_path):
+    texts = [f"Row {place}. <<delay=0.3>>" for place in range(200)]
+    source, out = write_prompts(tmp_path / "in.jsonl", texts), tmp_path / "out"
+    right, wrong = two_fleets(tmp_path)
+    own = ("--set", 'request.model="mine"', "--out", out, "--prompts", source)
+    with right as fleet, wrong as others:
+        with running("run", "--servers", fleet.urls[0], *own, err=tmp_path / "run.err") as run:
+            wait_for_records(run, out, 10)
+            run.send(signal.SIGINT)
+            run.wait()
+        resumed = genpipe("run", "--servers", others.urls[0], *own)
+        overruled = genpipe("run", "--servers", others.urls[0], *own, "--allow-changed")
+
+    assert resumed.code == 2
+    assert "org/other" in resumed.err
+    assert overruled.code == 0, overruled.err

@@ -22,7 +22,7 @@ def test_a_prompt_that_kills_its_server_is_given_up_after_two_and_all_others_are
     assert set(failures(out)) == {30}
     failure = failures(out)[30]
     assert failure["error_class"] == "Poison"
-    assert failure["for_good"]
+    assert not failure["for_good"]
     assert "servers died 2 times" in failure["message"]
     assert len(asked) == len(set(asked)) == 2
     away = [row["url"] for row in report(out)["servers"] if row["state"] == "benched"]

@@ -1043,6 +1043,7 @@ def killed_at_each_step(files, act, *, acts_again=None) -> int:
     return tried
 
 
+@pytest.mark.slow
 def test_a_kill_at_any_step_of_a_start_takes_each_restored_record_in_once(files):
     files.put(UPLOADS, commits(entry_of(7, 20, 21, 22, 23), entry_of(0, 0, 1, 2, 3)))
     files.remove(SEALED[0])
@@ -1063,6 +1064,7 @@ def test_a_kill_at_any_step_of_a_new_machines_first_start_costs_nothing(away):
     assert killed_at_each_step(away, start) > 15
 
 
+@pytest.mark.slow
 def test_a_kill_at_any_step_of_a_repair_of_an_overtaken_folder_costs_nothing(files):
     files.put(
         UPLOADS,

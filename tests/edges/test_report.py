@@ -90,6 +90,7 @@ def until(condition, timeout_s=10.0):
         time.sleep(0.005)
 
 
+@pytest.mark.slow
 def test_a_reader_in_a_tight_loop_always_finds_one_whole_document_and_never_an_older_one(tmp_path):
     seen: list[int] = []
     over = threading.Event()

@@ -1298,6 +1298,7 @@ def test_names_that_fail_at_first_are_charged_to_no_prompt_and_found_later():
     assert looks == 21
 
 
+@pytest.mark.slow
 @LOOPS
 def test_a_name_is_looked_up_though_all_threads_that_the_process_shares_are_busy(loop):
     async def main():

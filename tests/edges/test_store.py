@@ -633,6 +633,7 @@ def test_nothing_is_lost_or_doubled_when_the_power_goes_before_any_step():
     assert tried > 80
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("write_max", [1 << 30, 150])
 def test_nothing_is_lost_or_doubled_when_any_part_of_what_was_not_synced_survives(write_max):
     crash_everywhere([torn(seed) for seed in range(6)], write_max=write_max)

@@ -10,7 +10,7 @@ from genpipe.core.flow import FlowSettings
 from genpipe.sim.engine import Engine
 from genpipe.sim.world import DRAWN, Fate, Ill, ServerLaw, Spell, World, from_seed
 
-FAST_SEEDS, ALL_SEEDS = 80, 600
+FAST_SEEDS, ALL_SEEDS = 40, 240
 
 
 def run(world, **settings):
@@ -107,7 +107,14 @@ def test_one_cursed_prompt_alone_is_given_up():
     assert outcome.attempts <= 20
 
 
-@pytest.mark.parametrize("kind", [FaultKind.BROKEN, FaultKind.UNREACHABLE, FaultKind.MISROUTED])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        FaultKind.BROKEN,
+        pytest.param(FaultKind.UNREACHABLE, marks=pytest.mark.slow),
+        pytest.param(FaultKind.MISROUTED, marks=pytest.mark.slow),
+    ],
+)
 def test_a_black_hole_swallows_nothing(kind):
     """One of 20 servers fails every request at once; nobody is given up and little time is lost."""
     healthy = fleet(19, median_s=2.0)
@@ -121,6 +128,7 @@ def test_a_black_hole_swallows_nothing(kind):
     assert outcome.attempts < 5000 + 200
 
 
+@pytest.mark.slow
 def test_dead_servers_cost_their_share_and_no_more():
     dead = ServerLaw(limit=8, outages=((0.0, math.inf),))
     world = World(seed=5, prompts=6000, servers=(dead,) * 5 + fleet(15, median_s=2.0))
@@ -164,7 +172,7 @@ def test_a_short_standstill_costs_no_request():
     assert outcome.attempts == 1200
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2, 3))])
 def test_honest_answers_of_seven_minutes_survive_among_answers_of_a_second(seed):
     world = World(seed=seed, prompts=600, servers=fleet(3), long_share=0.03, long_s=420.0)
     outcome = run(world, hedge=False)
@@ -172,7 +180,7 @@ def test_honest_answers_of_seven_minutes_survive_among_answers_of_a_second(seed)
     assert outcome.attempts == len(outcome.done) == 600
 
 
-@pytest.mark.parametrize("seed", [7, 8, 10])
+@pytest.mark.parametrize("seed", [7, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (8, 10))])
 @pytest.mark.parametrize(("kills", "hangs"), [(0.0015, 0.0), (0.0, 0.0015)])
 def test_a_prompt_that_harms_servers_harms_two_and_takes_no_other_prompt_along(kills, hangs, seed):
     world = World(
@@ -232,6 +240,7 @@ def test_a_slow_connect_is_overhead():
     assert share(outcome, "wire") == pytest.approx(0.8)
 
 
+@pytest.mark.slow
 def test_a_slow_client_is_dispatch():
     """Replies are handled up to 0.5 s late, 0.25 s on average; each takes 1 s."""
     world = World(seed=1, prompts=4000, servers=fleet(1, sigma=0.0, connect_s=0.0), handle_s=0.5, read_s=0.0)

@@ -372,6 +372,7 @@ def test_each_port_can_have_its_own_config():
         SimFleet(configs, [0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_serve_says_when_it_is_ready_and_ends_on_a_signal(number, tmp_path):
     log = tmp_path / "log.jsonl"

@@ -107,6 +107,7 @@ def test_of_a_batch_that_is_known_no_index_is_read(whole, objects):
     assert got(objects, "") == [layout.index_key(10), layout.index_key(11)]
 
 
+@pytest.mark.slow
 def test_without_an_index_each_commit_is_read_a_few_at_once(whole, objects):
     for key in objects.keys(layout.INDEX):
         objects.delete(key)
