@@ -3,7 +3,7 @@ PYTHON ?= python3.11
 VENV ?= .venv
 BIN := $(VENV)/bin
 SEED ?=
-WORKERS ?= 3
+WORKERS ?= 4
 
 ROUNDS ?= 10
 
@@ -18,7 +18,7 @@ $(VENV)/.ready: pyproject.toml
 demo: $(VENV)/.ready
 	$(BIN)/genpipe demo
 
-# All tests: about eight minutes on two cores; many of them wait more than they work.
+# All tests: about nine minutes on two cores; many of them wait more than they work.
 test: $(VENV)/.ready
 	$(BIN)/python -m pytest -n $(WORKERS)
 

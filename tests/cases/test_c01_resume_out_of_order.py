@@ -66,7 +66,7 @@ def test_four_kills_in_one_run_lose_nothing_and_ask_nothing_that_was_done(tmp_pa
     kills = []
     with servers(tmp_path, 2) as fleet:
         began_s = time.monotonic()
-        for kill_s in (0.75, 1.5, 3.0, 5.0):
+        for kill_s in (1.0, 2.5, 4.5, 7.0):
             with running(*command(fleet, source, out, limit=3), err=tmp_path / "run.err") as run:
                 time.sleep(max(0.0, began_s + kill_s - time.monotonic()))
                 run.kill()

@@ -84,7 +84,7 @@ def test_the_next_segment_begins_with_the_servers_as_configured_and_says_so(tmp_
 
 
 def test_a_limit_that_the_machine_has_no_room_for_changes_nothing_and_is_told(tmp_path):
-    texts = [f"Row {place}. <<delay=0.2>>" for place in range(100)]
+    texts = [f"Row {place}. <<delay=0.2>>" for place in range(60)]
     source, out = write_prompts(tmp_path / "in.jsonl", texts), tmp_path / "out"
     with (
         servers(tmp_path, 1) as fleet,
