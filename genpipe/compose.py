@@ -169,16 +169,7 @@ class _Run:
         if not allow_changed:
             named = model if self.settings.request.model is None else None
             self._compare_models(_last_fact(folder, "served_model") or named)
-        restored = Restored(
-            done=store.done.count,
-            failed=0 if retry_failed else store.failed_for_good_count,
-            sums=copy.deepcopy(store.sums),
-        )
-        if restored.done or restored.failed:
-            self.display.note(
-                f"resuming run {folder.run_id[:8]} in {self.out}: {wording.number(restored.done)} done, "
-                f"{wording.number(restored.failed)} failed for good"
-            )
+        restored = self._restored(folder, store, retry_failed=retry_failed)
         transport = await self._open_transport(model)
         parts = Parts(
             settings=self.settings,
@@ -197,6 +188,20 @@ class _Run:
         )
         self.drive = Drive(parts, self.trouble)
         return await self.drive.carry_out()
+
+    def _restored(self, folder: RunFolder, store: Store, *, retry_failed: bool) -> Restored:
+        """What earlier segments left behind, which is told."""
+        restored = Restored(
+            done=store.done.count,
+            failed=0 if retry_failed else store.failed_for_good_count,
+            sums=copy.deepcopy(store.sums),
+        )
+        if restored.done or restored.failed:
+            self.display.note(
+                f"resuming run {folder.run_id[:8]} in {self.out}: {wording.number(restored.done)} done, "
+                f"{wording.number(restored.failed)} failed for good"
+            )
+        return restored
 
     def _check(self) -> Dialect:
         """Everything that can be wrong before anything is touched."""

@@ -105,13 +105,13 @@ class Drive:
         self._raise_trouble()
         began_s = parts.clock.now_s()
         started_at = parts.wall.text(began_s)
-        servers = specs_of(parts.settings)
-        facts: dict[str, Any] = {"version": __version__, "servers": len(servers)}
-        if parts.served is not None:
-            facts |= {"served_model": parts.served.name, "model_path": parts.served.path}
-        parts.folder.start_segment(started_at, facts)
+        parts.folder.start_segment(started_at, self._facts())
         core = Core(
-            flow_settings_of(parts.settings), servers, random.Random(), began_s, starting=parts.starting
+            flow_settings_of(parts.settings),
+            specs_of(parts.settings),
+            random.Random(),
+            began_s,
+            starting=parts.starting,
         )
         report = self._report(began_s, started_at)
         self._driver = Driver(
@@ -157,6 +157,13 @@ class Drive:
             core, last, Path(parts.settings.output.dir or ""), stopped_by=parts.signals.first,
             leftover=self._leftover(),
         )  # fmt: skip
+
+    def _facts(self) -> dict[str, Any]:
+        """What is worth keeping of this segment, beside its figures."""
+        facts: dict[str, Any] = {"version": __version__, "servers": len(self._parts.settings.servers)}
+        if (served := self._parts.served) is not None:
+            facts |= {"served_model": served.name, "model_path": served.path}
+        return facts
 
     def _report(self, began_s: float, started_at: str) -> Report:
         parts = self._parts

@@ -6,7 +6,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -309,27 +308,28 @@ def test_the_command_shows_a_page_or_json_and_exits_with_0(folder):
 @pytest.mark.slow
 def test_watch_looks_again_until_the_run_is_over_and_clears_no_file(folder):
     report(folder, completed=1_000)
-    timers = [
-        threading.Timer(0.7, report, [folder], {"completed": 2_000}),
-        threading.Timer(
-            1.7, lambda: (report(folder, completed=10_000, state="done"), sign(folder, pid=dead))
-        ),
-    ]
-    dead = ended_pid()
-    for timer in timers:
-        timer.start()
-    watched = command(folder, "--watch")
-    for timer in timers:
-        timer.join()
+    seen: list[str] = []
 
-    assert watched.returncode == 0, watched.stderr
-    assert (
-        watched.stdout.index("1,000 of")
-        < watched.stdout.index("2,000 of")
-        < watched.stdout.index("10,000 of 10")
-    )
-    assert watched.stdout.rstrip().count("done  run ") == 1
-    assert "\x1b" not in watched.stdout
+    def read_until(process, words):
+        while not any(words in line for line in seen):
+            line = process.stdout.readline()
+            assert line, seen
+            seen.append(line)
+
+    watching = [sys.executable, "-m", "genpipe", "status", str(folder), "--watch"]
+    with subprocess.Popen(watching, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        read_until(process, "1,000 of")
+        report(folder, completed=2_000)
+        read_until(process, "2,000 of")
+        report(folder, completed=10_000, state="done")
+        sign(folder, pid=ended_pid())
+        rest, said = process.communicate(timeout=30)
+
+    everything = "".join(seen) + rest
+    assert (process.returncode, said) == (0, "")
+    assert "10,000 of 10" in everything
+    assert everything.rstrip().count("done  run ") == 1
+    assert "\x1b" not in everything
 
 
 def test_watch_of_a_run_that_is_over_looks_once(folder):

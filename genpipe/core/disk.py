@@ -1,9 +1,8 @@
 """Whether the disk has room for what is under way, when to look again, and when to give up."""
 
 from genpipe.core import wording
-from genpipe.core.outbox import size_bytes_of
 from genpipe.core.settings import FlowSettings
-from genpipe.core.values import Finished, Space
+from genpipe.core.values import Space
 
 
 class Disk:
@@ -40,9 +39,8 @@ class Disk:
             self.refused = False
             self.trouble = None
 
-    def weigh(self, finished: Finished) -> None:
-        """An answer came: others will be of its size."""
-        size_bytes = size_bytes_of(finished)
+    def weigh(self, size_bytes: int) -> None:
+        """An answer of this size came: others will be like it."""
         self._answers += 1
         self._bytes += size_bytes
         self._bytes_max = max(self._bytes_max, size_bytes)

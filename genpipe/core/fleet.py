@@ -8,7 +8,7 @@ from dataclasses import replace
 from genpipe.core.books import Books
 from genpipe.core.errors import FaultKind, ServerFault
 from genpipe.core.histogram import Histogram
-from genpipe.core.server import IN_USE, Server, ServerState
+from genpipe.core.server import Server, ServerState
 from genpipe.core.settings import FlowSettings
 from genpipe.core.values import Checkup, Probe, ServerSpec, Start
 from genpipe.core.waiting import Rng
@@ -370,9 +370,10 @@ class Fleet:
             self._offer(server, now_s)
 
     def _set(self, server: Server, state: ServerState, now_s: float, *, on_trial: bool = False) -> None:
-        if server.in_use and state not in IN_USE:
-            server.left_s = now_s
+        was_in_use = server.in_use
         server.state = state
+        if was_in_use and not server.in_use:
+            server.left_s = now_s
         server.on_trial = on_trial
         server.since_s = now_s
         server.trial = None

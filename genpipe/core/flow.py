@@ -17,6 +17,7 @@ from genpipe.core.outcomes import Outcomes
 from genpipe.core.saving import Saving
 from genpipe.core.sending import Sending
 from genpipe.core.settings import FlowSettings
+from genpipe.core.timers import earlier
 from genpipe.core.values import (
     Action,
     Answer,
@@ -218,12 +219,13 @@ class Core:
 
     def next_timer_s(self) -> float | None:
         """When :meth:`due` is to be called again though nothing happened, or None."""
-        times_s = [self._saving.next_timer_s()]
+        next_s = self._saving.next_timer_s()
         if not self.stopping:
-            times_s += [self._sending.next_timer_s(paused=self.paused), self.outage.next_timer_s()]
+            next_s = earlier(next_s, self._sending.next_timer_s(paused=self.paused))
+            next_s = earlier(next_s, self.outage.next_timer_s())
         elif not self._flights.all_cancelled or (self._disk.refused and not self._is_cut_short):
-            times_s.append(self._cancel_at_s)
-        return min((time_s for time_s in times_s if time_s is not None), default=None)
+            next_s = earlier(next_s, self._cancel_at_s)
+        return next_s
 
     @property
     def finished(self) -> bool:
@@ -360,8 +362,9 @@ class Core:
         if not self.paused:
             self._sending.due(now_s, actions, exhausted=self.exhausted, give_up=self._outcomes.give_up_poison)
         self._flights.settle_gaps()
-        if self._flights:
-            inquiries, over = self._sending.vigil.look(self._flights, now_s)
+        vigil = self._sending.vigil
+        if now_s >= vigil.next_timer_s() and self._flights:
+            inquiries, over = vigil.look(self._flights, now_s)
             actions.extend(inquiries)
             for flight, fault in over:
                 self._flights.call_off(flight, fault)

@@ -80,12 +80,13 @@ class _Last:
         self._seen = 0
         self._oddities: deque[tuple[str, ...]] = deque()
 
-    def add(self, *oddities: str) -> None:
-        """One more came, and this is odd about it."""
+    def add(self, oddities: tuple[str, ...]) -> bool:
+        """One more came, and this is odd about it; whether a bound may be passed now that was not before."""
         self._seen += 1
         self._oddities.append(oddities)
-        self.counts.update(oddities)
-        self.odd += bool(oddities)
+        if oddities:
+            self.counts.update(oddities)
+            self.odd += 1
         if len(self._oddities) > self._window:
             oldest = self._oddities.popleft()
             self.odd -= bool(oldest)
@@ -94,6 +95,7 @@ class _Last:
                 # Messages are of any number, and none may be kept for ever.
                 if not self.counts[oddity]:
                     del self.counts[oddity]
+        return bool(oddities) or self._seen == self._after
 
     def passed(self, bound: _Bound, count: int) -> str | None:
         """How a bound is passed, in words; None where it is not, or where too few came to say so."""
@@ -146,13 +148,13 @@ class QualityGuard:
 
     def answered(self, flags: Collection[str]) -> None:
         """A prompt was answered; ``flags`` say what is odd about the answer."""
-        self._ended.add()
-        self._answers.add(*flags)
-        self._judge()
+        may_stop = self._ended.add(())
+        if self._answers.add(tuple(flags)) or may_stop:
+            self._judge()
 
     def gave_up(self, error: AttemptError) -> None:
         """A prompt that was asked ended without an answer."""
-        self._ended.add(str(error)[:_MESSAGE_CHARS])
+        self._ended.add((str(error)[:_MESSAGE_CHARS],))
         self._judge()
 
     def _judge(self) -> None:

@@ -46,7 +46,7 @@ class Outage:
 
     def next_timer_s(self) -> float | None:
         """When :meth:`look` is to be called again though nothing has happened, or None."""
-        if self.since_s is None or self._give_up_s is None or self._fleet.usable():
+        if self._give_up_s is None or self.since_s is None or self._fleet.usable():
             return None
         return self.since_s + self._give_up_s
 

@@ -37,14 +37,15 @@ class Outbox:
         """Groups that are being made durable."""
         return len(self._committing)
 
-    def hold(self, ended: Finished | GivenUp) -> None:
-        """A prompt has ended."""
+    def hold(self, ended: Finished | GivenUp) -> int:
+        """A prompt has ended: what it takes (bytes)."""
         self._held.append(ended)
         size_bytes = size_bytes_of(ended)
         self._held_bytes += size_bytes
         self.size_bytes += size_bytes
         self.size += 1
         self._weigh()
+        return size_bytes
 
     def due(self, now_s: float, *, last: bool) -> Group | None:
         """The group to be committed now; with ``last``, nothing is worth waiting for.

@@ -2,8 +2,8 @@
 
 When connections break with requests in flight, or a server falls silent, all prompts there are marked, and
 probes of the server tell whether its process has ended. A marked prompt is then sent to a server only once
-the one before it there has been harmless for a while: if that server dies too, it is known of which prompt,
-and the others there are marked as if for the first time.
+the one before it there has been harmless for a while: a second death then points at one prompt, and the
+others there are marked as if for the first time.
 """
 
 from collections.abc import Iterator
@@ -41,7 +41,7 @@ class Poison:
         self._fallen: dict[int, list[Work]] = {}
         self._fallen_s: dict[int, float] = {}
         self._wait_until_s: float | None = None
-        self._waits = False
+        self._waited = False
 
     def lost(self, work: Work, server: int, now_s: float) -> None:
         """A prompt was lost at ``server``, perhaps because that died of it, or hangs."""
@@ -105,21 +105,25 @@ class Poison:
         """
         waiting = self._waiting
         if not idle or not waiting.marked:
-            self._wait_until_s, waited = None, False
-        else:
-            self._wait_until_s = self._wait_until_s or now_s + LAST_WAIT_S
-            waited = now_s >= self._wait_until_s
-        self._waits = self._wait_until_s is not None and not waited
+            self._wait_until_s = None
+        elif self._wait_until_s is None:
+            self._wait_until_s = now_s + LAST_WAIT_S
+        self._waited = self._wait_until_s is not None and now_s >= self._wait_until_s
         for _ in range(len(waiting.marked)):
             work = waiting.take_marked()
             if not work.marked:
                 waiting.put_back(work)
                 continue
             place = self._place_for(work, now_s, last=last)
-            if place is not None or self._is_lost(work, waited=waited):
+            if place is not None or self._is_lost(work):
                 yield work, place
             else:
                 waiting.put_back(work)
+
+    @property
+    def waits(self) -> bool:
+        """Whether marked prompts are all that is left, and somebody's fate is waited for."""
+        return self._wait_until_s is not None
 
     @property
     def for_the_end(self) -> int:
@@ -138,15 +142,13 @@ class Poison:
 
     def next_timer_s(self) -> float | None:
         """When :meth:`due` is to be asked again though nothing has happened, or None."""
-        return self._wait_until_s if self._waits else None
+        return None if self._waited else self._wait_until_s
 
-    def _is_lost(self, work: Work, *, waited: bool) -> bool:
+    def _is_lost(self, work: Work) -> bool:
         deaths = len(work.killed)
-        if deaths > DEATHS_MAX or (deaths == DEATHS_MAX and not self._alone):
+        if work.is_ill_fated or deaths > DEATHS_MAX or (deaths == DEATHS_MAX and not self._alone):
             return True
-        if work.is_ill_fated:
-            return True
-        return waited and deaths + len(work.doubts) >= DEATHS_MAX
+        return self._waited and deaths + len(work.doubts) >= DEATHS_MAX
 
     def _place_for(self, work: Work, now_s: float, *, last: bool) -> Server | None:
         if work.is_ill_fated:

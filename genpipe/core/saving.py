@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from genpipe.core.disk import Disk
 from genpipe.core.outbox import Outbox
 from genpipe.core.settings import FlowSettings
+from genpipe.core.timers import earlier
 from genpipe.core.values import Commit, Finished, GivenUp, Group, Space, Sums
 
 
@@ -38,9 +39,9 @@ class Saving:
 
     def hold(self, ended: Finished | GivenUp) -> None:
         """A prompt has ended."""
-        self.outbox.hold(ended)
+        size_bytes = self.outbox.hold(ended)
         if isinstance(ended, Finished):
-            self.disk.weigh(ended)
+            self.disk.weigh(size_bytes)
 
     def committed(self, number: int) -> Group:
         """A group is durable: only now are its prompts done."""
@@ -77,5 +78,5 @@ class Saving:
 
     def next_timer_s(self) -> float | None:
         """When something is due though nothing has happened, or None."""
-        times_s = [self.disk.next_timer_s(), None if self.disk.refused else self.outbox.next_timer_s()]
-        return min((time_s for time_s in times_s if time_s is not None), default=None)
+        disk_s = self.disk.next_timer_s()
+        return disk_s if self.disk.refused else earlier(disk_s, self.outbox.next_timer_s())

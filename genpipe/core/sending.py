@@ -12,6 +12,7 @@ from genpipe.core.histogram import Histogram
 from genpipe.core.poison import DEATHS_MAX, Poison
 from genpipe.core.server import Server
 from genpipe.core.settings import FlowSettings
+from genpipe.core.timers import earlier
 from genpipe.core.values import Action, ServerSpec, Start
 from genpipe.core.vigil import Vigil
 from genpipe.core.waiting import LOSSES_MAX, Rng, Waiting, Work
@@ -70,12 +71,13 @@ class Sending:
             give_up: called for each prompt that is sent to no server any more.
         """
         waiting, fleet = self.waiting, self.fleet
-        last = exhausted and len(waiting) == len(waiting.marked)
-        for work, place in self.poison.due(now_s, last=last, idle=last and not self.flights):
-            if place is None:
-                give_up(work, self._poisoned(work))
-            else:
-                actions.append(self._launch(work, place, now_s))
+        if waiting.marked or self.poison.waits:
+            last = exhausted and len(waiting) == len(waiting.marked)
+            for work, place in self.poison.due(now_s, last=last, idle=last and not self.flights):
+                if place is None:
+                    give_up(work, self._poisoned(work))
+                else:
+                    actions.append(self._launch(work, place, now_s))
         while waiting.ready:
             server = fleet.pick(waiting.ready[0].last_server, now_s)
             if server is None:
@@ -97,12 +99,13 @@ class Sending:
         Args:
             paused: nothing may be sent now.
         """
-        times_s = [self.waiting.wake_s, self.fleet.next_timer_s()]
+        next_s = earlier(self.waiting.wake_s, self.fleet.next_timer_s())
         if self.flights:
-            times_s.append(self.vigil.next_timer_s())
+            next_s = earlier(next_s, self.vigil.next_timer_s())
         if not paused:
-            times_s += [self.poison.next_timer_s(), self.hedging.next_timer_s()]
-        return min((time_s for time_s in times_s if time_s is not None), default=None)
+            next_s = earlier(next_s, self.poison.next_timer_s())
+            next_s = earlier(next_s, self.hedging.next_timer_s())
+        return next_s
 
     def mark_twins(self, work: Work, now_s: float) -> None:
         """A prompt is marked while a second attempt of it is in flight."""

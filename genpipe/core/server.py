@@ -31,8 +31,6 @@ PROBATION_S = 15.0
 """A server that still shows life so long after a prompt came to it is not dying of that one (seconds). One
 with an id outside the vocabulary ends a real server within 5 s."""
 
-IN_USE = frozenset({ServerState.UP, ServerState.SUSPECT})
-
 
 class Server:
     """One server's state. Changed by :class:`genpipe.core.fleet.Fleet` and its vigil alone.
@@ -117,7 +115,7 @@ class Server:
     @property
     def in_use(self) -> bool:
         """Whether it is given prompts."""
-        return self.state in IN_USE
+        return self.state is ServerState.UP or self.state is ServerState.SUSPECT
 
     @property
     def alive_s(self) -> float:

@@ -70,8 +70,6 @@ class Vigil:
         self, flights: Iterable[Flight], now_s: float
     ) -> tuple[list[Inquire], list[tuple[Flight, ServerFault]]]:
         """Servers to be asked what they do, and requests to be given up already."""
-        if now_s < self._next_s:
-            return [], []
         self._next_s = now_s + self._every_s
         oldest_s: dict[int, float] = {}
         too_old: set[int] = set()

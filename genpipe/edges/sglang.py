@@ -136,6 +136,7 @@ class SglangTransport:
         self._seen: weakref.WeakSet[Any] = weakref.WeakSet()
         self._endpoints: list[Endpoint] = []
         self._urls: list[URL] = []
+        self._headers: list[dict[str, str] | None] = []
         self._tails: list[bytes] = []
         self.reconnects: list[int] = []
         for endpoint in endpoints:
@@ -145,6 +146,7 @@ class SglangTransport:
         """Take one more server: its position."""
         self._endpoints.append(endpoint)
         self._urls.append(URL(f"{endpoint.url}/v1/chat/completions"))
+        self._headers.append(endpoint.headers)
         self._tails.append(self._shared + (b',"rid":"' if endpoint.takes_rid else b"}"))
         self.reconnects.append(0)
         return len(self._endpoints) - 1
@@ -164,13 +166,6 @@ class SglangTransport:
     ) -> None:
         await self._stack.aclose()
 
-    def rid_of(self, start: Start) -> str | None:
-        """The id under which a server knows this attempt, or None where it takes none.
-
-        That of a request that was sent a second time has its 17th digit changed from 0 to 8.
-        """
-        return self._rid(start.attempt) if self._endpoints[start.server].takes_rid else None
-
     def _rid(self, number: int) -> str:
         return f"{self._rid_head}{number:016x}"
 
@@ -178,6 +173,9 @@ class SglangTransport:
         """Send one prompt to one server; see the port."""
         body = _Body(self._encode(start, start.attempt), self._seen)
         try:
+            if self._timeout_s is None:
+                # Most runs set none, and need no timer for each request.
+                return await self._post(start, body)
             async with asyncio.timeout(self._timeout_s):
                 return await self._post(start, body)
         except TimeoutError:
@@ -223,7 +221,7 @@ class SglangTransport:
         endpoint = self._endpoints[server]
         try:
             async with session.post(
-                self._urls[server], data=body, headers=endpoint.headers, allow_redirects=False
+                self._urls[server], data=body, headers=self._headers[server], allow_redirects=False
             ) as response:
                 body.replied = True
                 if response.status != 200:

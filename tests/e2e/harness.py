@@ -247,6 +247,16 @@ class Fleet:
         process.kill()
         process.wait(10)
 
+    def pause(self) -> None:
+        """SIGSTOP: connections are accepted by the kernel, and nobody answers."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        """SIGCONT, after :meth:`pause`."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
+
     def mode(self, server: int, mode: str, *, through: int | None = None, **more: object) -> None:
         """Change how a server behaves, told through another one where it cannot be reached itself."""
         port = self.ports[server if through is None else through]

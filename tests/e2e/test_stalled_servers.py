@@ -8,8 +8,6 @@ is given up, and it is looked at every sixth of that.
 import http.client
 import json
 import math
-import os
-import signal
 import time
 from collections import defaultdict
 from contextlib import ExitStack
@@ -53,17 +51,10 @@ class Stopped:
 
     def __init__(self, fleet, _stack):
         self.url = fleet.urls[0]
-        assert fleet._process is not None
-        self._pid = fleet._process.pid
+        self.stop, self.go_on = fleet.pause, fleet.go_on
 
     busy = True
     """Whether a long answer is cut off as well."""
-
-    def stop(self):
-        os.kill(self._pid, signal.SIGSTOP)
-
-    def go_on(self):
-        os.kill(self._pid, signal.SIGCONT)
 
 
 class BlackHole:

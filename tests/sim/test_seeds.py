@@ -112,7 +112,7 @@ class NeverDecidesDoubts(Spoilt):
 
 class GivesThreeDeathsToAll(Spoilt):
     def spoil(self: Any):
-        self._sending.poison._is_lost = lambda work, *, waited: len(work.killed) > poison.DEATHS_MAX
+        self._sending.poison._is_lost = lambda work: len(work.killed) > poison.DEATHS_MAX
         place_for = self._sending.poison._place_for
 
         def carelessly(work, now_s, *, last):
