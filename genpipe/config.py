@@ -26,29 +26,37 @@ from genpipe.config_types import (
     misplaced,
 )
 from genpipe.core.errors import ConfigError
+from genpipe.core.values import ApiName, DialectName
 
 __all__ = ["ServerConfig", "Settings", "load"]
 
-_OWN_BODY_KEYS = {"messages", "prompt", "text", "input_ids", "model", "rid", "stream"}
+_OWN_BODY_KEYS = {"messages", "prompt", "text", "input_ids", "model", "rid", "stream", "sampling_params"}
 
 
 class Input(Section):
     """Where prompts come from and how a record becomes a request.
 
     Attributes:
-        paths: JSON Lines files, in this order; a record's index counts over all of them.
+        paths: files, patterns such as ``data/*.jsonl``, ``s3://`` objects, or ``-`` for stdin, in this order;
+            a record's index counts over all of them.
+        format: ``jsonl`` (plain, gzip or zstd) or ``parquet``; ``auto`` looks at each file.
         dialect: how records look; ``auto`` looks at each record.
         field: the field that holds the text or the messages, where it has another name.
         id_field: the field that holds the user's own id.
         system: system message put before each conversation that has none.
+        sampling_field: the field that holds sampling parameters of a record, which stand over the run's.
+        body_fields: fields that are copied into the request, over ``request.extra_body`` (``tools`` …).
         on_bad_line: ``skip`` lists bad lines in failed.jsonl; ``fail`` scans the whole input first.
     """
 
     paths: tuple[PathText, ...] = ()
-    dialect: Literal["auto", "prompt", "messages", "sharegpt"] = "auto"
+    format: Literal["auto", "jsonl", "parquet"] = "auto"
+    dialect: DialectName = "auto"
     field: Name | None = None
     id_field: Name = "id"
     system: Text | None = None
+    sampling_field: Name | None = None
+    body_fields: tuple[Name, ...] = ()
     on_bad_line: Literal["skip", "fail"] = "skip"
 
 
@@ -56,10 +64,13 @@ class Request(Section):
     """What is asked of a server, the same for all prompts.
 
     Attributes:
-        api: which endpoint.
+        api: which endpoint: ``chat`` and ``completions`` as OpenAI has them, or SGLang's own ``generate``.
         model: name sent as ``model``; the servers' own name for it where none is given.
         sampling: sampling parameters, passed through (``temperature``, ``max_tokens`` …).
         extra_body: further members of the request body, passed through.
+        multi_turn: the turns of a conversation are asked one by one, each with the new answers before it.
+        reasoning_in_history: the new answers stand there with their reasoning.
+        token_ids: ask for the token ids of prompts and answers, and keep them in the record.
         timeout_s: limit of one request; passing it ends the prompt. None: no limit.
         stall_s: age at which a request is given up, closed, and sent to another server. None: learnt from how
             long this run's answers take.
@@ -68,10 +79,13 @@ class Request(Section):
         grace_s: how long a stop waits for requests in flight.
     """
 
-    api: Literal["chat"] = "chat"
+    api: ApiName = "chat"
     model: Name | None = None
     sampling: dict[str, Any] = Field(default_factory=dict)
     extra_body: dict[str, Any] = Field(default_factory=dict)
+    multi_turn: Flag = False
+    reasoning_in_history: Flag = False
+    token_ids: Flag = False
     timeout_s: SomeSeconds | None = None
     stall_s: SomeSeconds | None = None
     silent_s: SomeSeconds = 60.0
@@ -88,6 +102,12 @@ class Request(Section):
         if self.sampling.keys() & self.extra_body.keys():
             twice = min(self.sampling.keys() & self.extra_body.keys())
             raise misplaced(f"sampling.{twice}", "stands in extra_body as well; keep one of them")
+        if self.multi_turn and self.api != "chat":
+            raise misplaced("multi_turn", f"is for request.api = chat, and not for {self.api}")
+        if self.multi_turn and self.sampling.get("n", 1) != 1:
+            raise misplaced("sampling.n", "is to be 1 where request.multi_turn is on")
+        if self.reasoning_in_history and not self.multi_turn:
+            raise misplaced("reasoning_in_history", "is for request.multi_turn = true")
         return self
 
 
@@ -191,9 +211,16 @@ class Guards(Section):
         failed_share: share of prompts that may end without an answer.
         empty_share: share of answers that may be empty.
         cut_share: share of answers that may be cut off at the length limit.
+        looping_share: share of answers that may end in a phrase which repeats itself.
+        unclosed_think_share: share of answers that may end within their reasoning.
+        short_share: share of answers that may be short.
+        short_tokens: answers of fewer output tokens are short, whatever the others are like.
         on_failed: what happens past that bound: ``stop`` ends the run, ``warn`` says so and goes on.
         on_empty: likewise.
         on_cut: likewise.
+        on_looping: likewise.
+        on_unclosed_think: likewise.
+        on_short: likewise.
     """
 
     refused_after: Count = 200
@@ -203,9 +230,16 @@ class Guards(Section):
     failed_share: Share = 0.5
     empty_share: Share = 0.2
     cut_share: Share = 0.5
+    looping_share: Share = 0.1
+    unclosed_think_share: Share = 0.2
+    short_share: Share = 0.5
+    short_tokens: Annotated[int, Field(ge=0, le=1_000_000, strict=True)] = 8
     on_failed: OnBound = "stop"
     on_empty: OnBound = "warn"
     on_cut: OnBound = "warn"
+    on_looping: OnBound = "warn"
+    on_unclosed_think: OnBound = "warn"
+    on_short: OnBound = "warn"
 
 
 class Settings(Section):
@@ -226,20 +260,33 @@ class Settings(Section):
         Args:
             model: the model's name as it is sent.
         """
-        return {
+        request, given = self.request, self.input
+        shape: dict[str, dict[str, Any]] = {
             "request": {
-                "api": self.request.api,
+                "api": request.api,
                 "model": model,
-                "sampling": self.request.sampling,
-                "extra_body": self.request.extra_body,
+                "sampling": request.sampling,
+                "extra_body": request.extra_body,
             },
             "input": {
-                "dialect": self.input.dialect,
-                "field": self.input.field,
-                "id_field": self.input.id_field,
-                "system": self.input.system,
+                "dialect": given.dialect,
+                "field": given.field,
+                "id_field": given.id_field,
+                "system": given.system,
             },
         }
+        # What came later stands there only where it is used: runs that began before go on.
+        later: dict[str, dict[str, Any]] = {
+            "request": {
+                "multi_turn": request.multi_turn,
+                "reasoning_in_history": request.reasoning_in_history,
+                "token_ids": request.token_ids,
+            },
+            "input": {"sampling_field": given.sampling_field, "body_fields": list(given.body_fields)},
+        }
+        for section, values in later.items():
+            shape[section].update({key: value for key, value in values.items() if value})
+        return shape
 
 
 def load(

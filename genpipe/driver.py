@@ -264,7 +264,7 @@ class Driver:
         while self._landed:
             start, reply = self._landed.popleft()
             try:
-                answer = self._transport.examine(reply)
+                answer = self._transport.examine(start, reply)
             except AttemptError as error:
                 log.info(
                     "answer_rejected index=%d attempt=%d server=%d error=%r",

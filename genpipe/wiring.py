@@ -17,6 +17,10 @@ def dialect_of(settings: Settings) -> Dialect:
         field=settings.input.field,
         id_field=settings.input.id_field,
         system=settings.input.system,
+        api=settings.request.api,
+        multi_turn=settings.request.multi_turn,
+        sampling_field=settings.input.sampling_field,
+        body_fields=settings.input.body_fields,
         keep=settings.output.keep,
     )
 
@@ -79,7 +83,14 @@ def _guard_settings_of(settings: Settings) -> GuardSettings:
         failed_share_max=guards.failed_share,
         empty_share_max=guards.empty_share,
         cut_share_max=guards.cut_share,
+        looping_share_max=guards.looping_share,
+        unclosed_think_share_max=guards.unclosed_think_share,
+        short_share_max=guards.short_share,
+        short_tokens=guards.short_tokens,
         on_failed=guards.on_failed,
         on_empty=guards.on_empty,
         on_cut=guards.on_cut,
+        on_looping=guards.on_looping,
+        on_unclosed_think=guards.on_unclosed_think,
+        on_short=guards.on_short,
     )

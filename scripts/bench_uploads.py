@@ -33,7 +33,7 @@ import zstandard
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from genpipe.core.values import Sums
+from genpipe.core.sums import Sums
 from genpipe.edges.files import OsFiles
 from genpipe.edges.s3.boto import BotoObjects
 from genpipe.edges.s3.lease import Lease

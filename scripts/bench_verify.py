@@ -18,7 +18,8 @@ import time
 from pathlib import Path
 from zlib import crc32
 
-from genpipe.core.values import Answer, Finished, Prompt, Sums
+from genpipe.core.sums import Sums
+from genpipe.core.values import Answer, Finished, Prompt
 from genpipe.edges import done_indices
 from genpipe.edges.lines import body_of
 from genpipe.edges.record import Wall, encode_finished, facts_of

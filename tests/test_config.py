@@ -50,7 +50,7 @@ SERVER = "[[servers]]\nurl = 'http://gpu1:30000'\n"
         ("[request]\ntimeout_s = nan", "request.timeout_s must be a finite number, got nan"),
         ("[request]\ntimeout_s = true", "request.timeout_s must be a number, got true"),
         ("[request]\ntimeout_s = [1]", "request.timeout_s must be a number, got [1]"),
-        ("[request]\napi = 'generate'", "request.api must be 'chat', got 'generate'"),
+        ("[request]\napi = 'batch'", "request.api must be 'chat', 'completions' or 'generate', got 'batch'"),
         ("[request]\nmodel = 3", 'request.model must be text, in quotes ("…"), got 3'),
         ("[request]\nsampling = 1", "request.sampling must be a section of its own, got 1"),
         ("[request]\ngrace_s = -1", "request.grace_s must be at least 0, got -1"),
@@ -60,8 +60,9 @@ SERVER = "[[servers]]\nurl = 'http://gpu1:30000'\n"
         ("[input]\npaths = ['']", "input.paths.0 must be a path, and not blank, got ''"),
         ("[input]\nfield = ''", "input.field must be text that can be printed, and not blank, got ''"),
         (
-            "[input]\ndialect = 'alpaca'",
-            "input.dialect must be 'auto', 'prompt', 'messages' or 'sharegpt', got 'alpaca'",
+            "[input]\ndialect = 'vicuna'",
+            "input.dialect must be 'auto', 'messages', 'sharegpt', 'turns', 'alpaca', 'prompt', 'question', "
+            "'text' or 'input_ids', got 'vicuna'",
         ),
         ("[output]\ndir = ''", "output.dir must be a path, and not blank, got ''"),
         ('[output]\ndir = "a\\u0000b"', r"output.dir must be a path, and not blank, got 'a\x00b'"),

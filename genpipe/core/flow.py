@@ -17,6 +17,7 @@ from genpipe.core.outcomes import Outcomes
 from genpipe.core.saving import Saving
 from genpipe.core.sending import Sending
 from genpipe.core.settings import FlowSettings
+from genpipe.core.sums import Sums
 from genpipe.core.timers import earlier
 from genpipe.core.values import (
     Action,
@@ -29,7 +30,6 @@ from genpipe.core.values import (
     ServerSpec,
     Space,
     Start,
-    Sums,
     Vitals,
 )
 from genpipe.core.waiting import Rng

@@ -53,8 +53,10 @@ class Transport(Protocol):
         """
         ...
 
-    def examine(self, reply: Reply) -> Answer:
-        """Look whether a 200 is an answer. Pure; never blocks.
+    def examine(self, start: Start, reply: Reply) -> Answer:
+        """Look whether a 200 is an answer to what was sent. Pure; never blocks.
+
+        An answer may be a step of a conversation, and say what is to be asked next (``more``).
 
         Raises:
             ServerFault: it is none (abort, no choices, not JSON, an error object).

@@ -11,7 +11,7 @@ from genpipe.core.eta import AGES_MAX, Eta
 from genpipe.core.flow import Core
 from genpipe.core.histogram import Histogram
 from genpipe.core.server import Server, ServerState
-from genpipe.core.values import Sums
+from genpipe.core.sums import Sums
 
 OVER = frozenset({"done", "stopped", "failed", "interrupted"})
 """States of a run whose driver has ended in an orderly way."""

@@ -5,8 +5,9 @@ from collections.abc import Iterator
 from genpipe.core.disk import Disk
 from genpipe.core.outbox import Outbox
 from genpipe.core.settings import FlowSettings
+from genpipe.core.sums import Sums
 from genpipe.core.timers import earlier
-from genpipe.core.values import Commit, Finished, GivenUp, Group, Space, Sums
+from genpipe.core.values import Commit, Finished, GivenUp, Group, Space
 
 
 class Saving:

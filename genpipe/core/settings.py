@@ -33,7 +33,11 @@ class GuardSettings:
         failed_share_max: share of the prompts that may end without an answer.
         empty_share_max: share of the answers that may hold no text.
         cut_share_max: share of the answers that may end at the length limit.
-        on_failed: what happens when the bound is passed; likewise the other two.
+        looping_share_max: share of the answers that may end in a repeated phrase.
+        unclosed_think_share_max: share of the answers that may end within their reasoning.
+        short_share_max: share of the answers that may be short.
+        short_tokens: answers of fewer output tokens are short, whatever the others are like (count).
+        on_failed: what happens when the bound is passed; likewise the others.
     """
 
     refused_after: int = 200
@@ -43,9 +47,16 @@ class GuardSettings:
     failed_share_max: float = 0.5
     empty_share_max: float = 0.2
     cut_share_max: float = 0.5
+    looping_share_max: float = 0.1
+    unclosed_think_share_max: float = 0.2
+    short_share_max: float = 0.5
+    short_tokens: int = 8
     on_failed: Literal["stop", "warn"] = "stop"
     on_empty: Literal["stop", "warn"] = "warn"
     on_cut: Literal["stop", "warn"] = "warn"
+    on_looping: Literal["stop", "warn"] = "warn"
+    on_unclosed_think: Literal["stop", "warn"] = "warn"
+    on_short: Literal["stop", "warn"] = "warn"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,9 +1,15 @@
 """Frozen records that are passed around: prompts, attempts, answers, groups, and what is due."""
 
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
-from genpipe.core.histogram import Histogram
+ApiName = Literal["chat", "completions", "generate"]
+"""How a server is asked: the two endpoints of OpenAI's API, or SGLang's own."""
+
+DialectName = Literal[
+    "auto", "messages", "sharegpt", "turns", "alpaca", "prompt", "question", "text", "input_ids"
+]
+"""How input records look; ``auto`` looks at each record."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -12,15 +18,29 @@ class Prompt:
 
     Attributes:
         index: 0-based place among the records of the input.
-        payload: JSON value that the request carries (chat: the ``messages`` array), UTF-8.
+        payload: JSON value that the request carries as ``member``, UTF-8.
+        member: ``messages``, ``prompt``, ``text`` or ``input_ids``: what the payload is called in a request,
+            and in the record.
         id_json: the user's own id as JSON, digit for digit; empty where the record has none.
         keep_json: input fields to be copied into the record, as JSON members without braces.
+        sampling_json: sampling parameters of this prompt alone, which stand over the run's, as JSON members
+            without braces; empty for nearly all.
+        body_json: likewise further members of its requests.
+        conversation: of a conversation whose turns are asked one by one, what is still to be asked and what
+            was made so far; None for others. Only the edge that made it looks into it.
+        made_json: of such a conversation, what was made so far, as JSON members without braces; it is kept
+            where the conversation fails.
     """
 
     index: int
     payload: bytes
+    member: str = "messages"
     id_json: bytes = b""
     keep_json: bytes = b""
+    sampling_json: bytes = b""
+    body_json: bytes = b""
+    conversation: Any = None
+    made_json: bytes = b""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,10 +195,15 @@ class Answer:
         finish_reason: as the server gave it, or None.
         usage: the server's usage object, or None.
         output_tokens: tokens that the server says it made, or None where it does not say.
-        flags: what is odd about it: ``empty`` (no text at all), ``cut`` (ended by the length limit).
+        flags: what is odd about it, as :mod:`genpipe.core.quality` says.
         model: the model's name in the reply, or None.
         size_bytes: size of the reply on the wire.
         rid: the id that its request carried, or None.
+        token_ids: JSON-ready ``{"prompt": [...] or None, "output": [...]}`` (``output`` is a list of lists
+            where several samples were asked for), or None where the server told none.
+        steps: of a finished conversation, JSON-ready: what each of its requests gave; None for others.
+        more: what is to be asked next, where this answer is a step of a conversation that goes on; the
+            prompt has not ended then, and nothing of this answer is saved but what ``more`` carries.
     """
 
     response: Any
@@ -189,6 +214,9 @@ class Answer:
     model: str | None
     size_bytes: int
     rid: str | None = None
+    token_ids: dict[str, Any] | None = None
+    steps: list[dict[str, Any]] | None = None
+    more: Prompt | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,6 +251,7 @@ class GivenUp:
         message: the last error in one line.
         last_status: the last HTTP status, or None.
         for_good: the same again would fail the same; asked again only with ``--retry-failed``.
+        made_json: what the earlier turns of a conversation made, as JSON members without braces.
     """
 
     index: int
@@ -231,6 +260,7 @@ class GivenUp:
     message: str
     last_status: int | None
     for_good: bool
+    made_json: bytes = b""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -290,71 +320,6 @@ class ServerSpec:
 
     def __post_init__(self) -> None:
         assert self.limit >= 1, self
-
-
-@dataclass(slots=True, kw_only=True)
-class Sums:
-    """Totals over records, mergeable: of a shard, or of a whole run.
-
-    Attributes:
-        records: how many.
-        output_tokens: over the records whose usage is known.
-        usage_unknown: records whose usage is not known.
-        flags: records by flag.
-        lengths: output tokens per record, four buckets an octave.
-    """
-
-    records: int = 0
-    output_tokens: int = 0
-    usage_unknown: int = 0
-    flags: dict[str, int] = field(default_factory=dict)
-    lengths: Histogram = field(default_factory=lambda: Histogram(per_octave=4, least=1.0))
-
-    def add(self, output_tokens: int | None, flags: tuple[str, ...]) -> None:
-        """Count one record."""
-        self.records += 1
-        if output_tokens is None:
-            self.usage_unknown += 1
-        else:
-            self.output_tokens += output_tokens
-            self.lengths.add(output_tokens)
-        for flag in flags:
-            self.flags[flag] = self.flags.get(flag, 0) + 1
-
-    def merge(self, other: "Sums") -> None:
-        """Add the totals of ``other``."""
-        self.records += other.records
-        self.output_tokens += other.output_tokens
-        self.usage_unknown += other.usage_unknown
-        for flag, count in other.flags.items():
-            self.flags[flag] = self.flags.get(flag, 0) + count
-        self.lengths.merge(other.lengths)
-
-    def as_json(self) -> dict[str, Any]:
-        """For a manifest line."""
-        return {
-            "records": self.records,
-            "output_tokens": self.output_tokens,
-            "usage_unknown": self.usage_unknown,
-            "flags": self.flags,
-            "lengths": self.lengths.as_counts(),
-        }
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> "Sums":
-        """From what :meth:`as_json` gave.
-
-        Raises:
-            KeyError, TypeError, ValueError: it is something else.
-        """
-        sums = cls(
-            records=int(data["records"]),
-            output_tokens=int(data["output_tokens"]),
-            usage_unknown=int(data["usage_unknown"]),
-            flags={str(flag): int(count) for flag, count in data["flags"].items()},
-        )
-        sums.lengths.add_counts(data["lengths"])
-        return sums
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,7 @@ import dataclasses
 from typing import Any, Literal
 
 from genpipe.core.errors import ConfigError
-from genpipe.core.values import Prompt
+from genpipe.core.values import ApiName, DialectName, Prompt
 from genpipe.edges.strict_json import dumps, loads, raw_member
 
 RESERVED = frozenset(
@@ -14,7 +14,6 @@ RESERVED = frozenset(
 )
 """Keys of our own records; no input field may be copied over them."""
 
-DialectName = Literal["auto", "messages", "prompt", "sharegpt"]
 Shape = Literal["messages", "prompt", "sharegpt"]
 
 _CONVERSATION_KEYS = ("conversations", "conversation")
@@ -64,6 +63,10 @@ class Dialect:
         system: text of a system message put first, unless the record begins with a system (or developer)
             message of its own.
         keep: fields copied into the answer's record where the input record has them.
+        api: how servers are asked, which decides what a prompt may be.
+        multi_turn: the turns of a conversation are to be asked one by one.
+        sampling_field: the field that holds a record's own sampling parameters.
+        body_fields: fields that go into the request as they are.
 
     Raises:
         ConfigError: ``keep`` names a key of our own records.
@@ -74,6 +77,10 @@ class Dialect:
     id_field: str = "id"
     system: str | None = None
     keep: tuple[str, ...] = ()
+    api: ApiName = "chat"
+    multi_turn: bool = False
+    sampling_field: str | None = None
+    body_fields: tuple[str, ...] = ()
     _system_json: bytes = dataclasses.field(init=False, repr=False, compare=False)
     _keys: tuple[str, ...] = dataclasses.field(init=False, repr=False, compare=False)
 

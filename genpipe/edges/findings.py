@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from genpipe.core.values import Sums
+from genpipe.core.sums import Sums
 from genpipe.core.wording import number
 from genpipe.edges import lines
 from genpipe.edges.record import facts_of

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from genpipe.core.bitmap import Bitmap
 from genpipe.core.errors import StoreError
-from genpipe.core.values import Sums
+from genpipe.core.sums import Sums
 from genpipe.edges import lines
 from genpipe.edges.appender import Appender
 from genpipe.edges.files import Files, blaming

@@ -246,16 +246,12 @@ class SglangTransport:
             return b"".join((head, start.prompt.payload, tail))
         return b"".join((head, start.prompt.payload, tail, self._rid(number).encode(), b'"}'))
 
-    def examine(self, reply: Reply) -> Answer:
+    def examine(self, start: Start, reply: Reply) -> Answer:
         """Look whether a 200 is an answer; see the port."""
         try:
             return replies.examine(reply)
         except ServerFault as fault:
-            # A reply does not say whose it is; a fleet has one key, or few.
-            message = str(fault)
-            for endpoint in self._endpoints:
-                message = endpoint.hushed(message)
-            fault.args = (message,)
+            fault.args = (self._endpoints[start.server].hushed(str(fault)),)
             raise fault from None
 
     async def probe(self, probe: Probe) -> Checkup:

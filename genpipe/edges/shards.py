@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from genpipe.core.values import Sums
+from genpipe.core.sums import Sums
 from genpipe.edges import lines
 from genpipe.edges.record import facts_of
 

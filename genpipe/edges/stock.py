@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from genpipe.core.bitmap import Bitmap
-from genpipe.core.values import Sums
+from genpipe.core.sums import Sums
 from genpipe.edges import lines
 from genpipe.edges.committed import Committed, overlap
 from genpipe.edges.files import Files, blaming

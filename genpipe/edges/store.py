@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from genpipe.core.errors import DiskFull, Fenced, StoreError
-from genpipe.core.values import Finished, GivenUp, Group, Space, Sums
+from genpipe.core.sums import Sums
+from genpipe.core.values import Finished, GivenUp, Group, Space
 from genpipe.edges import done_indices
 from genpipe.edges.background import Background, Job
 from genpipe.edges.files import Files, blaming

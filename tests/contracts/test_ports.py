@@ -379,7 +379,13 @@ def test_a_transport_brings_a_reply_with_its_instants_and_finds_the_answer_in_it
     async def test(transport):
         start = a_start("good")
         reply = await transport.generate(start)
-        return start.started_s, reply, Monotonic().now_s(), transport.examine(reply), transport.examine(reply)
+        return (
+            start.started_s,
+            reply,
+            Monotonic().now_s(),
+            transport.examine(start, reply),
+            transport.examine(start, reply),
+        )
 
     started_s, reply, now_s, answer, again = with_transport(make, test)
 
@@ -423,9 +429,10 @@ def test_a_transport_blames_the_prompt_for_a_refusal(make):
 @pytest.mark.parametrize("what", ["abort", "nochoices", "html"])
 def test_a_transport_lets_a_200_land_and_sees_later_that_it_is_no_answer(make, what):
     async def test(transport):
-        reply = await transport.generate(a_start(what))
+        start = a_start(what)
+        reply = await transport.generate(start)
         with pytest.raises(ServerFault) as caught:
-            transport.examine(reply)
+            transport.examine(start, reply)
         return caught.value
 
     fault = with_transport(make, test)

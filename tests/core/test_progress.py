@@ -9,7 +9,8 @@ import pytest
 from genpipe.core.errors import FaultKind
 from genpipe.core.flow import FlowSettings
 from genpipe.core.progress import Progress, Restored
-from genpipe.core.values import Chunk, Sums
+from genpipe.core.sums import Sums
+from genpipe.core.values import Chunk
 from genpipe.sim.engine import Engine
 from genpipe.sim.world import ServerLaw, World, from_seed
 from tests.core.build import answer, bad, bench, commit, fail, make_core, prompts, refuse, starts

@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from genpipe.core.values import ServerSpec, Sums
+from genpipe.core.sums import Sums
+from genpipe.core.values import ServerSpec
 from tests.core.build import an_answer
 
 

@@ -142,7 +142,7 @@ class FakeTransport:
         self.log.append(("came", index))
         return Reply(body=body, wire_s=wire_s, last_s=self._clock.now_s())
 
-    def examine(self, reply: Reply) -> Answer:
+    def examine(self, start: Start, reply: Reply) -> Answer:
         if reply.body == BROKEN_BODY:
             raise ServerFault("no answer", kind=FaultKind.BROKEN, status=200, wire_s=reply.wire_s)
         index = int(reply.body)

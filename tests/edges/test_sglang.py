@@ -83,8 +83,9 @@ def fault_of(act, *, start=None, kind=ServerFault, **options):
     """The fault that one request to a hand-written server ends with."""
 
     async def test(transport, server):
+        sent = start or start_of()
         with pytest.raises(kind) as caught:
-            transport.examine(await transport.generate(start or start_of()))
+            transport.examine(sent, await transport.generate(sent))
         return caught.value
 
     return with_raw(act, test, **options)
@@ -94,7 +95,8 @@ def ordered(orders, **options):
     """The reply to a prompt with these orders."""
 
     async def test(transport, fleet):
-        return transport.examine(await transport.generate(start_of(f"Do. <<{orders}>>")))
+        start = start_of(f"Do. <<{orders}>>")
+        return transport.examine(start, await transport.generate(start))
 
     return with_fleet(test, **options)
 
@@ -398,14 +400,15 @@ def test_a_200_that_is_no_answer_is_the_server_s_fault(orders, words):
 @pytest.mark.parametrize("delay", ["5", "0.001 tokens=100000"])
 def test_a_request_aborted_while_it_runs_is_no_answer(delay):
     async def test(transport, fleet):
-        sending = asyncio.ensure_future(transport.generate(start_of(f"<<delay={delay}>>")))
+        start = start_of(f"<<delay={delay}>>")
+        sending = asyncio.ensure_future(transport.generate(start))
         await until(lambda: fleet.stats()[0]["in_flight"])
         async with (
             open_session() as session,
             session.post(f"{fleet.urls[0]}/abort_request", data=b'{"abort_all":true}'),
         ):
             pass
-        transport.examine(await sending)
+        transport.examine(start, await sending)
 
     with pytest.raises(ServerFault, match=r"^200 with finish_reason abort$"):
         with_fleet(test, step_fixed_s=0.01)
@@ -611,14 +614,16 @@ def test_a_reply_without_a_length_comes_whole():
         return b"0\r\n\r\n"
 
     async def test(transport, server):
-        return transport.examine(await transport.generate(start_of()))
+        start = start_of()
+        return transport.examine(start, await transport.generate(start))
 
     assert with_raw(act, test).response["content"] == text
 
 
 def test_a_packed_reply_is_unpacked():
     async def test(transport, server):
-        return transport.examine(await transport.generate(start_of()))
+        start = start_of()
+        return transport.examine(start, await transport.generate(start))
 
     data = http(gzip.compress(json.dumps(GOOD).encode()), Content_Encoding="gzip")
 

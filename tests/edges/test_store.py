@@ -12,7 +12,8 @@ from random import Random
 import pytest
 
 from genpipe.core.errors import DiskFull, Fenced, StoreError
-from genpipe.core.values import Group, Sums
+from genpipe.core.sums import Sums
+from genpipe.core.values import Group
 from genpipe.edges import lines, record
 from genpipe.edges import store as store_module
 from genpipe.edges.files import OsFiles
