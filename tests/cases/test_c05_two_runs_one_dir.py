@@ -55,9 +55,11 @@ def test_a_run_that_comes_later_is_turned_away_at_once_and_disturbs_nothing(tmp_
         command = ["run", "--prompts", source, "--servers", fleet.address, "--concurrency", 8, "--out", out]
         with running(0, *command, err=tmp_path / "1.err", command=program(error)) as first:
             wait_for(lambda: len(saved(out)) >= 8, "the first answers")
+            fleet.pause()  # So that the first is still there, however slow this machine is.
             with running(0, *command, err=tmp_path / "2.err", command=program(error)) as second:
                 code = second.wait()
             assert not first.over
+            fleet.go_on()
             assert first.wait() == 0, first.err
 
     assert code == 75

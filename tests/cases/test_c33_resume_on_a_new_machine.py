@@ -7,7 +7,7 @@ import pytest
 from tests.e2e.harness import asked_by_process, genpipe, row_of, run_command, servers, write_prompts
 from tests.e2e.offsite import Stored, environment, indices_of, options
 
-PARTS, SHARD, MORE = 1_250, 5, 10
+PARTS, LAST_INDEX, SHARD, MORE = 1_030, 1_000, 5, 10
 TEXTS = [f"Row {place} of many small parts." for place in range(PARTS * SHARD + 3 * MORE)]
 
 
@@ -33,7 +33,7 @@ def test_no_row_is_asked_again_and_none_is_skipped_without_data(tmp_path, weed):
         begun = Stored(weed, place)
         keys, index = begun.keys("w00/shards/"), begun.keys("w00/index/")
         assert (begun.count, len(keys)) == (PARTS, PARTS)
-        assert index == [f"w00/index/{number:06d}.jsonl.zst" for number in range(0, 1_200, 100)]
+        assert index == [f"w00/index/{number:06d}.jsonl.zst" for number in range(0, LAST_INDEX, 100)]
 
         # The accelerator is older than the last commits, as it always is.
         asked = run("second", PARTS * SHARD + MORE)
@@ -41,8 +41,8 @@ def test_no_row_is_asked_again_and_none_is_skipped_without_data(tmp_path, weed):
 
         # The last three parts of those that the accelerator tells of are gone, with their commits.
         stored = Stored(weed, place)
-        lines = [stored.read(f"w00/commits/{number:06d}.json") for number in range(1_200, stored.count)]
-        weed.write(place.prefix + "w00/index/001200.jsonl.zst", pack(b"".join(lines)))
+        lines = [stored.read(f"w00/commits/{number:06d}.json") for number in range(LAST_INDEX, stored.count)]
+        weed.write(place.prefix + f"w00/index/{LAST_INDEX:06d}.jsonl.zst", pack(b"".join(lines)))
         lost: set[int] = set()
         gone = []
         for number in range(stored.count - 3, stored.count):

@@ -23,13 +23,13 @@ from tests.faults.audits import PROPERTY
 from tests.s3.servers import Weed, missing
 
 SOAK = int(os.environ.get("GENPIPE_SOAK", "1"))
-ROWS = 20_000
+ROWS = 20_000 if SOAK > 1 else 6_000
 LIMIT = 64
-KILLS = 6
+KILLS = 6 if SOAK > 1 else 4
 SHARD = 500
 BEGIN_S = 90.0
 """The store may take long to come back (seconds)."""
-MACHINES = ("a", "a", "b", "b", "a", "b")
+MACHINES = ("a", "a", "b", "b", "a", "b") if SOAK > 1 else ("a", "a", "b", "a")
 """On which machine each driver runs that is to be killed; the last one of all is on the second."""
 
 
@@ -61,7 +61,7 @@ def wait_for_more(run, out, least):
 
 @pytest.mark.skipif(missing("weed") is not None, reason=str(missing("weed")))
 @pytest.mark.timeout(600)
-def test_twenty_thousand_records_survive_six_kills_of_the_store_and_six_of_the_driver(
+def test_records_survive_kills_of_the_store_and_of_the_driver(
     tmp_path, record_property
 ):
     rng = seeded()

@@ -22,6 +22,7 @@ from tests.faults.mounts import CannotMountError, image
 from tests.faults.mutants import MUTANTS
 from tests.faults.power import losses
 from tests.faults.refusals import OPEN, refusal
+from tests.faults.soak import SOAK
 from tests.faults.store_driver import Plan
 from tests.faults.sweep import Sweep, prepared
 from tests.faults.weakest import Weakest
@@ -102,7 +103,17 @@ METHODS: dict[str, Callable[[str, Launchers, Path], None]] = {
 }
 
 
-@pytest.mark.parametrize("mutant", MUTANTS)
+QUICK = (
+    "data is not synced",
+    "names of shards are not synced",
+    "the index comes before the record",
+    "a failed sync is tried again",
+    "nothing is cut back",
+)
+"""One of each kind; the soak has them all."""
+
+
+@pytest.mark.parametrize("mutant", MUTANTS if SOAK > 1 else QUICK)
 def test_every_mutant_is_caught_by_the_tests_that_are_said_to_catch_it(launchers, tmp_path, count, mutant):
     caught_by = set()
     for name, method in METHODS.items():

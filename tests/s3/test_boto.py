@@ -22,6 +22,7 @@ from genpipe.edges.s3.boto import BotoObjects
 from genpipe.edges.s3.download import download, head
 from genpipe.edges.s3.place import Place
 from genpipe.edges.s3.troubles import Troubles
+from tests.faults.soak import SOAK
 from tests.s3.proxy import FaultProxy
 from tests.s3.servers import BUCKET, KEY_ID, SECRET
 
@@ -580,8 +581,8 @@ def test_a_command_for_keys_that_fails_is_told_of_without_what_it_said(make, pro
 # ---- threads ----
 
 
-def test_fifty_cold_starts_with_eight_threads_all_upload(quick, make, proxy, moto):
-    for start in range(50):
+def test_cold_starts_with_eight_threads_all_upload(quick, make, proxy, moto):
+    for start in range(50 if SOAK > 1 else 15):
         objects = make(endpoint_url=moto.url)
         gate = threading.Barrier(8, timeout=10)
 
