@@ -10,15 +10,13 @@ import time
 import traceback
 from collections.abc import Coroutine
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
+from typing import Annotated, Any, NoReturn, TypeVar
 
 import typer
 
-from genpipe import __version__, cli_sim, config
+from genpipe import __version__, cli_export, cli_sim, config
+from genpipe.cli_places import HOW, RUN_AT, target_of, tell
 from genpipe.core.errors import ConfigError, DiskFull, GenpipeError, StoreError
-
-if TYPE_CHECKING:
-    from genpipe.edges.s3.place import Place
 
 T = TypeVar("T")
 
@@ -29,8 +27,6 @@ retry.give_up_s; 70 a bug; 73 disk full; 74 store; 75 another driver owns the ru
 signal, resumable.
 """
 
-RUN_AT = "A run folder, or s3://bucket/prefix."
-HOW = "How S3 is spoken to, as for run (s3.endpoint_url, s3.region …); repeatable."
 WATCH_OFFSITE_S = 10
 """A run in S3 says something new that seldom (seconds)."""
 
@@ -60,7 +56,7 @@ def main() -> NoReturn:
     except KeyboardInterrupt:
         code = 130
     except GenpipeError as error:
-        _tell(f"genpipe: error: {error}")
+        tell(f"genpipe: error: {error}")
         code = error.exit_code
     except BrokenPipeError:
         # Whoever read our results has gone; Python would complain about it once more at its end.
@@ -69,7 +65,7 @@ def main() -> NoReturn:
     except Exception:
         # The outermost place: a bug is shown whole, with an exit code of its own.
         traceback.print_exc()
-        _tell("genpipe: this is a bug in genpipe; answers that had come are on disk")
+        tell("genpipe: this is a bug in genpipe; answers that had come are on disk")
         code = 70
     sys.exit(code)
 
@@ -86,14 +82,6 @@ def _occupy_standard_streams() -> None:
         except OSError:
             # The lowest free number is given, and that is this one.
             os.open(os.devnull, os.O_RDWR)
-
-
-def _tell(text: str) -> None:
-    if sys.stderr is not None:
-        try:
-            sys.stderr.write(text + "\n")
-        except (OSError, ValueError):
-            return
 
 
 def _say(text: str) -> None:
@@ -123,7 +111,12 @@ def run(
         typer.Argument(metavar="CONFIG.toml", help="The run's settings in TOML; options stand over them."),
     ] = None,
     prompts: Annotated[
-        list[str] | None, typer.Option(metavar="FILE", help="A JSON Lines file of prompts; repeatable.")
+        list[str] | None,
+        typer.Option(
+            metavar="FILE",
+            help="Prompts: JSON Lines (also .gz or .zst) or Parquet; a file, a pattern in quotes such as "
+            "'data/*.jsonl', an s3:// object or pattern, or - for standard input; repeatable.",
+        ),
     ] = None,
     servers: Annotated[
         list[str] | None,
@@ -198,7 +191,7 @@ def run(
             settings, display=display(quiet=quiet), retry_failed=retry_failed, allow_changed=allow_changed
         )
     )
-    _tell(f"genpipe: {ending.message}")
+    tell(f"genpipe: {ending.message}")
     raise typer.Exit(ending.exit_code)
 
 
@@ -240,7 +233,7 @@ def status(
     from genpipe import status as look
     from genpipe.offsite import open_objects
 
-    target = _target(run_at, overrides)
+    target = target_of(run_at, overrides)
     objects = None if isinstance(target, Path) else open_objects(target)
     while True:
         seen = look.look(Path(run_at)) if objects is None else look.look_offsite(objects)
@@ -278,15 +271,19 @@ def limit(
     """  # noqa: D301  # as above
     from genpipe import limiting
 
-    if not isinstance(_target(folder, None), Path):
+    if not isinstance(target_of(folder, None), Path):
         raise ConfigError("limits are changed where the driver is: name its run folder")
-    raise typer.Exit(limiting.limit(Path(folder), changes, say=_say, tell=_tell))
+    raise typer.Exit(limiting.limit(Path(folder), changes, say=_say, tell=tell))
 
 
 @app.command(short_help="Read prompts as a run would, and name the bad ones.")
 def check(
     prompts: Annotated[
-        list[str], typer.Argument(metavar="FILE", help="JSON Lines files, or s3:// objects, in order.")
+        list[str],
+        typer.Argument(
+            metavar="FILE",
+            help="JSON Lines (also .gz or .zst) or Parquet files, patterns, s3:// objects, or -, in order.",
+        ),
     ],
     overrides: Annotated[
         list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="As for run; repeatable.")
@@ -303,7 +300,7 @@ def check(
     from genpipe import inputs
     from genpipe.ui.terminal import check_report
 
-    report = inputs.check(config.load(None, overrides=overrides or [], prompts=prompts), note=_tell)
+    report = inputs.check(config.load(None, overrides=overrides or [], prompts=prompts), note=tell)
     _say(check_report(report))
     if report.records == 0:
         raise ConfigError(f"no prompts in {', '.join(prompts)}: the input is empty")
@@ -325,7 +322,7 @@ def verify(
     from genpipe import folder_commands
     from genpipe.offsite import open_objects
 
-    target = _target(run_at, overrides)
+    target = target_of(run_at, overrides)
     if repair and not isinstance(target, Path):
         raise ConfigError("--repair mends run folders: name the folder whose shards are to be put right")
     raise typer.Exit(
@@ -333,38 +330,8 @@ def verify(
     )
 
 
-@app.command(short_help="Write the records of a run to one file, in the order of the input.")
-def export(
-    run_at: Annotated[str, typer.Argument(metavar="DIR", help=f"{RUN_AT} A driver may be at work.")],
-    out: Annotated[str, typer.Argument(metavar="OUT", help="The file to be written, or - for stdout.")],
-    force: Annotated[bool, typer.Option("--force", help="Replace the file if there is one.")] = False,
-    overrides: Annotated[list[str] | None, typer.Option("--set", metavar="S3.KEY=VALUE", help=HOW)] = None,
-) -> None:
-    """Write the records of a run to one JSON Lines file: by index, each once, without the checksums.
-
-    Exits with 1 if some records may be missing because a shard is damaged.
-    """
-    from genpipe import folder_commands
-    from genpipe.offsite import open_objects
-
-    target = _target(run_at, overrides)
-    raise typer.Exit(folder_commands.export(target, out, force=force, tell=_tell, open_objects=open_objects))
-
-
-def _target(run_at: str, overrides: list[str] | None) -> "Path | Place":
-    """A run folder, or a place in S3.
-
-    Raises:
-        ConfigError: what is said of S3 is wrong, or is said of a folder.
-    """
-    from genpipe.offsite import is_offsite, reading_place
-
-    if is_offsite(run_at):
-        return reading_place(run_at, overrides or [])
-    if overrides:
-        raise ConfigError(f"--set is for s3:// places: {run_at} is a folder, and knows where it is sent to")
-    return Path(run_at)
-
-
+app.command(short_help="Write the records of a run to one file, in the order of the input.")(
+    cli_export.export
+)
 app.command(short_help="Simulated SGLang servers over real HTTP.")(cli_sim.sim_server)
 app.command(short_help="A first try without a GPU: a run, a kill, a resume, an audit.")(cli_sim.demo)

@@ -15,6 +15,7 @@ def sim_server(
     model: Annotated[str, typer.Option(help="Name of the model that it claims to serve.")] = "tiny-model",
     max_running: Annotated[int, typer.Option(help="Requests that run at once; more are queued.")] = 256,
     max_queued: Annotated[int | None, typer.Option(help="Queued requests; more get a 503.")] = None,
+    context_tokens: Annotated[int, typer.Option(help="Context length (tokens).")] = 32768,
     tokens_per_s: Annotated[
         float, typer.Option(help="Speed of a request that runs alone; 0 answers at once.")
     ] = 0.0,
@@ -54,6 +55,7 @@ def sim_server(
         model=model,
         max_running=max_running,
         max_queued=max_queued,
+        context_tokens=context_tokens,
         step_fixed_s=fixed_s,
         step_per_request_s=each_s,
         lengths=lengths,

@@ -14,15 +14,16 @@ from genpipe.core.errors import ConfigError, Fenced, GenpipeError, ResumeMismatc
 from genpipe.core.progress import Restored
 from genpipe.core.values import Chunk
 from genpipe.driving import Drive, Parts
-from genpipe.edges import prompts
 from genpipe.edges.connections import Names
 from genpipe.edges.console import Display
-from genpipe.edges.dialects import Dialect
 from genpipe.edges.discovery import Served, one_model, survey
 from genpipe.edges.files import OsFiles
 from genpipe.edges.health import RunModel
 from genpipe.edges.limits_file import LIMITS, clear, described
 from genpipe.edges.process import check_local_ports, raise_file_limit
+from genpipe.edges.prompts.checking import check_files, has_records
+from genpipe.edges.prompts.dialects import Dialect
+from genpipe.edges.prompts.source import FileSource
 from genpipe.edges.record import Wall
 from genpipe.edges.run_folder import RunFolder, RunIdentity, recorded_run
 from genpipe.edges.s3.place import Place
@@ -34,7 +35,7 @@ from genpipe.inputs import Inputs
 from genpipe.offsite import Offsite
 from genpipe.opening import opened, tell
 from genpipe.signals import Signals
-from genpipe.wiring import dialect_of, endpoints_of
+from genpipe.wiring import asks_versions, dialect_of, endpoints_of, transport_of
 
 BAD_LINES_SHOWN_MAX = 1000
 
@@ -76,7 +77,7 @@ async def run(
 class _Peeked:
     """A source whose first chunk was looked at."""
 
-    def __init__(self, source: prompts.JsonlSource, first: Chunk) -> None:
+    def __init__(self, source: FileSource, first: Chunk) -> None:
         self._source = source
         self._first: Chunk | None = first
 
@@ -158,7 +159,7 @@ class _Run:
             await self.offsite.begin(folder, store.unsent)
             self.signals.on_first = self.offsite.snapshot
         files = await self._fetch_inputs(dialect)
-        source = self._open_source(folder, files, dialect, store)
+        source = self._source_of(folder, files, dialect, store)
         first = await source.read(sum(server.concurrency for server in self.settings.servers))
         self.recorded_path = _last_fact(folder, "model_path")
         if self.answers is None and (first.prompts or not first.exhausted):
@@ -214,7 +215,7 @@ class _Run:
             raise ConfigError("no run folder: name it with --out, or output.dir in the config")
         dialect = dialect_of(settings)
         self.inputs.look()
-        if not self.inputs.are_remote:
+        if not self.inputs.are_copied:
             self._scan(self.inputs.local(), dialect)
         limits = {server.url: server.concurrency for server in settings.servers}
         check_local_ports(limits)
@@ -223,17 +224,17 @@ class _Run:
 
     def _scan(self, files: list[Path], dialect: Dialect) -> None:
         """Refuse an input without records; where it is wanted, also one with bad lines."""
-        if not prompts.has_records(files):
+        if not has_records(files):
             names = ", ".join(self.settings.input.paths)
             raise ConfigError(f"no prompts in {names}: the input is empty")
         if self.settings.input.on_bad_line == "fail":
-            report = prompts.check_files(files, dialect, bad_lines_max=BAD_LINES_SHOWN_MAX)
+            report = check_files(files, dialect, bad_lines_max=BAD_LINES_SHOWN_MAX)
             for bad in report.bad_lines:
                 self.display.note(f"{bad.file}:{bad.line}: {bad.reason}")
             if report.bad_count:
                 raise ConfigError(
                     f"{report.bad_count} of {report.records} records cannot be sent, the first in "
-                    f"{report.bad_lines[0].file} line {report.bad_lines[0].line}: mend them, or set "
+                    f"{report.bad_lines[0].file}:{report.bad_lines[0].line}: mend them, or set "
                     "input.on_bad_line=skip"
                 )
 
@@ -250,8 +251,8 @@ class _Run:
 
     async def _survey(self, *, wait: bool) -> None:
         """Ask the servers what they serve; with ``wait``, until one of them says it."""
-        note = self.display.note
-        self.answers = await survey(self.endpoints, wait=wait, note=note, names=self.names)
+        note, versions = self.display.note, asks_versions(self.settings)
+        self.answers = await survey(self.endpoints, wait=wait, note=note, names=self.names, versions=versions)
         self.served = one_model(
             self.answers,
             configured=self.settings.request.model,
@@ -321,7 +322,7 @@ class _Run:
 
     async def _fetch_inputs(self, dialect: Dialect) -> list[Path]:
         """The input as local files; those in S3 are copied into the run folder first."""
-        if not self.inputs.are_remote:
+        if not self.inputs.are_copied:
             return self.inputs.local()
         fetching = asyncio.to_thread(self.inputs.fetch, self.display.note)
         files = await opened(fetching, lambda _: None, on_cancel=self.ended.set)
@@ -351,11 +352,9 @@ class _Run:
         self.stack.push_async_callback(thread.close)
         return store, thread
 
-    def _open_source(
-        self, folder: RunFolder, files: list[Path], dialect: Dialect, store: Store
-    ) -> prompts.JsonlSource:
+    def _source_of(self, folder: RunFolder, files: list[Path], dialect: Dialect, store: Store) -> FileSource:
         loop = asyncio.get_running_loop()
-        source = prompts.JsonlSource(
+        source = FileSource(
             files=files,
             dialect=dialect,
             index_path=folder.path / "input.idx",
@@ -378,14 +377,14 @@ class _Run:
             self.task.cancel()
 
     async def _open_transport(self, model: str) -> SglangTransport:
-        request = self.settings.request
-        transport = SglangTransport(
+        transport = transport_of(
+            self.settings,
             self.endpoints,
             model=model,
-            members={**request.sampling, **request.extra_body},
-            timeout_s=request.timeout_s,
             run_model=self._run_model(),
+            served=self.answers or {},
             names=self.names,
+            warn=self._warn,
         )
         return await self.stack.enter_async_context(transport)
 

@@ -26,11 +26,9 @@ from genpipe.config_types import (
     misplaced,
 )
 from genpipe.core.errors import ConfigError
-from genpipe.core.values import ApiName, DialectName
+from genpipe.core.values import OWN_BODY_KEYS, ApiName, DialectName
 
 __all__ = ["ServerConfig", "Settings", "load"]
-
-_OWN_BODY_KEYS = {"messages", "prompt", "text", "input_ids", "model", "rid", "stream", "sampling_params"}
 
 
 class Input(Section):
@@ -96,7 +94,7 @@ class Request(Section):
         for section in ("sampling", "extra_body"):
             values = getattr(self, section)
             for key in values:
-                if key in _OWN_BODY_KEYS:
+                if key in OWN_BODY_KEYS:
                     raise misplaced(f"{section}.{key}", "is set by genpipe itself; remove it")
             demand_json(values, section)
         if self.sampling.keys() & self.extra_body.keys():

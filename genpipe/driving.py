@@ -34,7 +34,7 @@ class VerifiedSource(Source, Protocol):
     """A source that can also say whether the whole input is what the run began with."""
 
     async def verify_rest(self) -> None:
-        """Wait for that; see :meth:`genpipe.edges.prompts.JsonlSource.verify_rest`."""
+        """Wait for that; see :meth:`genpipe.edges.prompts.source.FileSource.verify_rest`."""
         ...
 
 
@@ -113,6 +113,7 @@ class Drive:
             began_s,
             starting=parts.starting,
         )
+        core.quality.lengths.remember(parts.restored.sums.lengths)
         report = self._report(began_s, started_at)
         self._driver = Driver(
             core,

@@ -85,6 +85,8 @@ def ending(
             message += f"; {wording.number(failed)} failed, listed in {out / 'failed.jsonl'}"
             if for_good := leftover.failed_for_good:
                 message += f" ({wording.number(for_good)} for good: only --retry-failed asks them again)"
+        if odd := wording.oddities(last):
+            message += f"; of the answers {odd}"
         message += uploads
         code = EXIT_SOME_MISSING if failed or uploads else EXIT_DONE
         if stopped_by is not None and uploads:

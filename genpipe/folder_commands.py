@@ -19,6 +19,7 @@ from genpipe.edges.s3.place import PLACE, Place
 from genpipe.signals import exit_on_signals
 
 if TYPE_CHECKING:
+    from genpipe.edges.export.wish import Wish
     from genpipe.edges.folder_shelf import Prefix
     from genpipe.edges.reading import Shelf
 
@@ -79,25 +80,36 @@ def verify(target: Target, *, repair: bool, as_json: bool, say: Show, open_objec
     return 1 if report.problem_count else 0
 
 
-def export(target: Target, out: str, *, force: bool, tell: Show, open_objects: OpenObjects) -> int:
+def export(
+    target: Target,
+    out: str,
+    *,
+    force: bool,
+    tell: Show,
+    open_objects: OpenObjects,
+    wish: "Wish | None" = None,
+    card: Path | None = None,
+) -> int:
     """Write the records of a run to a file, or to stdout.
 
     Args:
         target: the run.
         out: the file's path, or ``-``.
-        force: an existing file is replaced.
+        force: existing files are replaced.
         tell: shows a line on stderr.
         open_objects: begins to speak to an object store.
+        wish: which records, in which form; all as they are where it is None.
+        card: where the data card goes, or None for none.
 
     Returns:
         The exit code.
 
     Raises:
-        ConfigError: it holds no run that can be understood, or some of it is out of reach, or the file cannot
-            have that place.
+        ConfigError: it holds no run that can be understood, or some of it is out of reach, or it has not what
+            is wished for, or a file cannot have its place.
         StoreError: something cannot be read or written; the file is not there, or as it was before.
     """
-    from genpipe.edges import export as exporting
+    from genpipe.edges.export import export as exporting
 
     exit_on_signals()
 
@@ -105,17 +117,55 @@ def export(target: Target, out: str, *, force: bool, tell: Show, open_objects: O
         tell(f"genpipe: warning: {text}")
 
     shelf = _shelf_of(target, open_objects)
+    place = None
+    if card is not None:
+        now_text = Wall(wall_s=time.time(), run_s=0.0).text(0.0)
+        place = exporting.CardPlace(path=card, now_text=now_text)
     with _bar("export") as progress:
         if out == STDOUT:
             if sys.stdout is None:
                 raise ConfigError("stdout is closed: name a file instead of -")
-            exported = exporting.export_to_stream(shelf, sys.stdout.buffer, warn=warn, progress=progress)
+            exported = exporting.export_to_stream(
+                shelf,
+                sys.stdout.buffer,
+                OsFiles(),
+                force=force,
+                warn=warn,
+                progress=progress,
+                wish=wish,
+                card=place,
+            )
         else:
             exported = exporting.export_to_file(
-                shelf, OsFiles(), Path(out), force=force, warn=warn, progress=progress
+                shelf,
+                OsFiles(),
+                Path(out),
+                force=force,
+                warn=warn,
+                progress=progress,
+                wish=wish,
+                card=place,
             )
     tell(f"genpipe: {exported.as_text()}")
     return 0 if exported.is_whole else 1
+
+
+def card_path(out: str, given: Path | None, *, no_card: bool) -> Path | None:
+    """Where the data card of an export goes: beside its file, unless it is said otherwise; None for none.
+
+    Args:
+        out: the file's path, or ``-``.
+        given: what ``--card`` says.
+        no_card: ``--no-card`` was given.
+
+    Raises:
+        ConfigError: both were given.
+    """
+    if no_card and given is not None:
+        raise ConfigError("--card and --no-card: keep one of them")
+    if no_card or given is not None or out == STDOUT:
+        return given
+    return Path(f"{out}.md")
 
 
 def _shelf_of(target: Target, open_objects: OpenObjects) -> "Shelf":

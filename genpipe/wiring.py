@@ -1,13 +1,19 @@
 """What the settings mean to the parts of a run."""
 
 import os
+from collections.abc import Callable, Mapping, Sequence
 
 from genpipe.config import Settings
-from genpipe.core.errors import ConfigError
+from genpipe.core.errors import ConfigError, ServerFault
 from genpipe.core.settings import BenchSettings, FlowSettings, GuardSettings
 from genpipe.core.values import ServerSpec
-from genpipe.edges.dialects import Dialect
-from genpipe.edges.sglang import Endpoint
+from genpipe.edges import known_options
+from genpipe.edges.connections import Names
+from genpipe.edges.discovery import Served
+from genpipe.edges.health import RunModel
+from genpipe.edges.prompts.dialects import Dialect
+from genpipe.edges.requests import Bodies, demand_names
+from genpipe.edges.sglang import Endpoint, SglangTransport
 
 
 def dialect_of(settings: Settings) -> Dialect:
@@ -29,10 +35,17 @@ def endpoints_of(settings: Settings) -> list[Endpoint]:
     """Where the servers are, and their keys.
 
     Raises:
-        ConfigError: a key is not in the environment.
+        ConfigError: a key is not in the environment, or a server cannot be asked as the run wants it.
     """
+    api = settings.request.api
+    demand_names(api, settings.request.sampling)
     endpoints = []
     for server in settings.servers:
+        if api == "generate" and server.kind != "sglang":
+            raise ConfigError(
+                f"server {server.url} is of kind {server.kind}, and request.api = generate is SGLang's own: "
+                "set request.api to chat or completions"
+            )
         key = None
         if server.api_key_env is not None:
             key = os.environ.get(server.api_key_env)
@@ -43,6 +56,75 @@ def endpoints_of(settings: Settings) -> list[Endpoint]:
                 )
         endpoints.append(Endpoint(url=server.url, api_key=key, takes_rid=server.kind == "sglang"))
     return endpoints
+
+
+def transport_of(
+    settings: Settings,
+    endpoints: Sequence[Endpoint],
+    *,
+    model: str,
+    run_model: RunModel,
+    served: Mapping[str, Served | ServerFault],
+    names: Names,
+    warn: Callable[[str], None],
+) -> SglangTransport:
+    """How prompts reach the servers; options that these are known to ignore are warned of.
+
+    Args:
+        settings: of the run.
+        endpoints: the servers.
+        model: the model's name as it is sent.
+        run_model: what a server has to serve.
+        served: what the servers said of themselves, by address.
+        names: looks names up.
+        warn: told of each such option in one line, now or when it first comes.
+    """
+    request = settings.request
+    has_sglang = any(endpoint.takes_rid for endpoint in endpoints)
+    if has_sglang:
+        for text in _ignored_options(settings, served):
+            warn(text)
+    return SglangTransport(
+        endpoints,
+        bodies=Bodies(
+            model=model,
+            api=request.api,
+            sampling=request.sampling,
+            extra_body=request.extra_body,
+            token_ids=request.token_ids,
+            warn=warn if has_sglang else None,
+        ),
+        timeout_s=request.timeout_s,
+        run_model=run_model,
+        names=names,
+        keep_reasoning=request.reasoning_in_history,
+        warn=warn,
+    )
+
+
+def asks_versions(settings: Settings) -> bool:
+    """Whether the versions of the servers tell whether they do what they are asked for."""
+    request = settings.request
+    return known_options.depends_on_version(request.api, [option.name for option in _options_of(settings)])
+
+
+def _options_of(settings: Settings) -> list[known_options.Option]:
+    request = settings.request
+    options = known_options.options_of(request.sampling, request.extra_body)
+    if request.token_ids and request.api != "generate":
+        options.append(known_options.Option("request.token_ids", "return_token_ids", is_sampling=False))
+    return options
+
+
+def _ignored_options(settings: Settings, served: Mapping[str, Served | ServerFault]) -> list[str]:
+    api, options = settings.request.api, _options_of(settings)
+    versions = {
+        url: answer.version
+        for url, answer in served.items()
+        if isinstance(answer, Served) and answer.version is not None
+    }
+    ignored = [text for option in options if (text := known_options.ignored(api, option))]
+    return [*ignored, *known_options.too_new(api, options, versions)]
 
 
 def specs_of(settings: Settings) -> list[ServerSpec]:

@@ -50,7 +50,9 @@ def test_alone_it_shows_its_help_and_what_it_can_do():
         assert re.search(rf"^  {command} ", done.stderr + done.stdout, re.MULTILINE)
 
 
-@pytest.mark.parametrize("command", [[], ["run"], ["status"], ["limit"], ["check"], ["sim-server"], ["demo"]])
+@pytest.mark.parametrize(
+    "command", [[], ["run"], ["status"], ["limit"], ["check"], ["export"], ["sim-server"], ["demo"]]
+)
 def test_help_fits_80_columns_and_cuts_no_word_short(command):
     done = in_columns(80, *command, "--help")
 
@@ -212,14 +214,14 @@ def test_check_of_good_prompts_counts_them(prompts):
 @pytest.mark.slow
 def test_check_names_bad_lines_and_exits_with_1(tmp_path):
     path = tmp_path / "bad.jsonl"
-    path.write_bytes(b'\xff\n{"prompt":1}\n[]\n' + GOOD.encode() + b'\n{"question":"q"}\n')
+    path.write_bytes(b'\xff\n{"prompt":1}\n[]\n' + GOOD.encode() + b'\n{"query":"q"}\n')
     done = genpipe("check", path)
 
     assert (done.returncode, done.stderr) == (1, "")
     for line in (1, 2, 3, 6):
         assert f"  {path}:{line}: " in done.stdout
     assert "bad       4\n" in done.stdout
-    assert genpipe("check", path, "--set", "input.field=question").stdout.count(f"{path}:6") == 0
+    assert genpipe("check", path, "--set", "input.field=query").stdout.count(f"{path}:6") == 0
 
 
 @pytest.mark.slow

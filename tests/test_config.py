@@ -61,8 +61,10 @@ SERVER = "[[servers]]\nurl = 'http://gpu1:30000'\n"
         ("[input]\nfield = ''", "input.field must be text that can be printed, and not blank, got ''"),
         (
             "[input]\ndialect = 'vicuna'",
-            "input.dialect must be 'auto', 'messages', 'sharegpt', 'turns', 'alpaca', 'prompt', 'question', "
-            "'text' or 'input_ids', got 'vicuna'",
+            (
+                "input.dialect must be 'auto', 'messages', 'sharegpt', 'turns', 'alpaca', 'prompt', "
+                "'question', 'text' or 'input_ids', got 'vicuna'"
+            ),
         ),
         ("[output]\ndir = ''", "output.dir must be a path, and not blank, got ''"),
         ('[output]\ndir = "a\\u0000b"', r"output.dir must be a path, and not blank, got 'a\x00b'"),

@@ -42,6 +42,16 @@ def test_what_is_wrong_with_the_answers_is_said_before_that_they_are_done():
     )
 
 
+def test_what_is_odd_about_the_answers_is_said_at_the_end_and_nothing_where_nothing_is():
+    shares = {"whole": {"empty": 0.0, "looping": 0.0012, "short": 0.0003}}
+    quality = {"empty": 0, "looping": 12, "short": 3, "shares": shares}
+    ended = end(completed=10_000, quality=quality)
+
+    assert ended.exit_code == 0
+    assert ended.message.endswith("in 3 min 48 s; of the answers 12 looping (0.1 %), 3 short")
+    assert "of the answers" not in end(completed=10_000).message
+
+
 def test_a_signal_does_not_hide_what_is_wrong_with_the_answers():
     ended = end(complete=False, stopped_by=signal.SIGTERM, warnings=["guards.cut_share: too many"])
 

@@ -1,6 +1,8 @@
 """Every command in the README works, in the order in which a reader types them."""
 
+import json
 import os
+import random
 import re
 import shlex
 import shutil
@@ -9,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 from pydantic import BaseModel
 
@@ -24,7 +27,8 @@ def blocks(language: str) -> list[str]:
 
 def free_ports(count: int) -> int:
     """The first of ``count`` ports in a row that nobody listens on, below the ephemeral ones."""
-    for base in range(21000, 32000, count):
+    # Other tests may look for some in the same moment.
+    for base in random.sample(range(21000, 32000, count), 100):
         sockets = [socket.socket() for _ in range(count)]
         try:
             for place, each in enumerate(sockets):
@@ -99,13 +103,22 @@ def test_every_command_can_be_typed_one_after_the_other(place):
     assert "resuming run" in runs[-1]
     assert "800 of 800" in next(text for command, text in said.items() if "status s3://" in command)
     assert (folder / "all.jsonl").read_text(encoding="utf-8").count("\n") == 800
+    # A conversation, and what trainers take.
+    (talk,) = (folder / "turns-sharegpt.jsonl").read_text(encoding="utf-8").splitlines()
+    roles = [message["role"] for message in json.loads(talk)["conversations"]]
+    assert roles == ["user", "assistant"] * 2
+    flags = [json.loads(line)["flags"] for line in (folder / "answers.jsonl").open(encoding="utf-8")]
+    good = sum(not {"cut", "empty", "looping"}.intersection(each) for each in flags)
+    assert 0 < good < 800 == len(flags)
+    assert pq.read_table(folder / "train.parquet").num_rows == good
+    assert (folder / "train-sharegpt.jsonl").read_text(encoding="utf-8").count("\n") == 800
 
 
 @pytest.mark.slow
 def test_the_second_time_the_same_command_asks_nothing(place):
     folder, base, environment = place
-    runs = {line for block in blocks("sh") for line in block.splitlines() if line.startswith("genpipe run")}
-    (run,) = {line for line in runs if "--s3" not in line and not line.endswith("&")}
+    lines = [line for block in blocks("sh") for line in block.splitlines() if line.startswith("genpipe run")]
+    (run,) = {line for line in lines if lines.count(line) == 2 and "--s3" not in line}
     (folder / "prompts.jsonl").write_text('{"prompt": "one"}\n{"prompt": "two"}\n', encoding="utf-8")
     subprocess.run(["scripts/start_fleet", "8"], cwd=folder, env=environment, timeout=30, check=True)
     for _ in range(2):

@@ -170,7 +170,16 @@ class ServerFault(AttemptError):
 
 
 class PromptFault(AttemptError):
-    """The prompt is to blame: 400, 413, 422, or its own time limit. The same again would fail the same."""
+    """The prompt is to blame: 400, 413, 422, or its own time limit. The same again would fail the same.
+
+    So is a conversation that cannot go on from a good answer.
+
+    Attributes:
+        made_json: what such a conversation made, that answer included, as JSON members without braces; empty
+            for all others.
+    """
+
+    made_json: bytes = b""
 
 
 class Poison(PromptFault):

@@ -9,11 +9,14 @@ in flight, of age ``a``, and those to be sent::
 
 The run is expected to end where this is ``exp(-Euler's gamma) = 0.56``.
 
+A conversation counts as one request that lives for as long as all its turns together.
+
 ``S`` is the Kaplan-Meier estimate: requests still in flight count as "at least this old". Without them the
 first answers, which are the short ones, would make every early ETA too good.
 """
 
 import bisect
+import copy
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -46,8 +49,10 @@ class Rates:
     Attributes:
         recent: prompts done, over the recent window.
         segment: prompts done, since this process began.
-        tokens_recent: output tokens, over the recent window.
-        tokens_segment: output tokens, since this process began.
+        tokens_recent: output tokens, over the recent window. They count when they come, those of a
+            conversation turn by turn: what a stop, or a later failure, takes with an unfinished conversation
+            is in the rates, while all totals have only what is durable.
+        tokens_segment: likewise since this process began.
     """
 
     recent: float | None
@@ -74,19 +79,49 @@ class Pace:
 
     def __init__(self, now_s: float) -> None:
         self.latencies_s = Histogram(per_octave=8, least=0.001)
+        # How long prompts live: other than the latencies only where there are conversations.
+        self._lives_s = self.latencies_s
         self._began_s = now_s
         self._done = self._ended = self._tokens = 0
         self._notes: deque[tuple[float, int, int, int]] = deque([(now_s, 0, 0, 0)])
 
-    def answered(self, latency_s: float, now_s: float) -> None:  # noqa: ARG002 - events all take the time
-        """An attempt was answered after ``latency_s``."""
+    def answered(
+        self,
+        latency_s: float,
+        now_s: float,  # noqa: ARG002 - events all take the time
+        *,
+        tokens: int = 0,
+        spent_s: float = 0.0,
+    ) -> None:
+        """A prompt was answered, by an attempt that took ``latency_s``.
+
+        Args:
+            latency_s: of that attempt.
+            now_s: the run's clock.
+            tokens: how many its answer has.
+            spent_s: what the earlier turns of a conversation took (seconds).
+        """
         self.latencies_s.add(latency_s)
+        if self._lives_s is not self.latencies_s:
+            self._lives_s.add(spent_s + latency_s)
+        self._tokens += tokens
+
+    def stepped(self, latency_s: float, tokens: int, now_s: float) -> None:
+        """A turn of a conversation was answered, by an attempt that took ``latency_s``, and it goes on."""
+        if self._lives_s is self.latencies_s:
+            self._lives_s = copy.deepcopy(self.latencies_s)
+        self.latencies_s.add(latency_s)
+        self._tokens += tokens
+        self._note(now_s)
 
     def committed(self, group: Group, now_s: float) -> None:
         """A group is durable."""
         self._done += len(group.finished)
         self._ended += len(group.finished) + len(group.given_up)
-        self._tokens += sum(finished.answer.output_tokens or 0 for finished in group.finished)
+        self._note(now_s)
+
+    def _note(self, now_s: float) -> None:
+        """Remember the counts of now, for rates over a window."""
         if now_s - self._notes[-1][0] >= 0.5:
             self._notes.append((now_s, self._done, self._ended, self._tokens))
             while len(self._notes) > 2 and self._notes[1][0] < now_s - WINDOW_MAX_S:
@@ -95,13 +130,13 @@ class Pace:
     def rates(self, now_s: float) -> Rates:
         """Rates now; a window that began with the segment counts from its beginning."""
         past_s = now_s - self._began_s
-        if self._done == 0 or past_s <= 0:
+        if past_s <= 0 or (self._done == 0 and self._tokens == 0):
             return Rates(recent=None, segment=None, tokens_recent=None, tokens_segment=None)
         began_s, done, _, tokens = self._window(now_s)
         window_s = now_s - began_s
         return Rates(
-            recent=(self._done - done) / window_s,
-            segment=self._done / past_s,
+            recent=(self._done - done) / window_s if self._done else None,
+            segment=self._done / past_s if self._done else None,
             tokens_recent=(self._tokens - tokens) / window_s,
             tokens_segment=self._tokens / past_s,
         )
@@ -111,7 +146,8 @@ class Pace:
 
         Args:
             remaining: prompts that have not ended.
-            ages_s: ages of the requests in flight, or an even sample of them.
+            ages_s: ages of the requests in flight, or an even sample of them; what the earlier turns of a
+                conversation took belongs to them.
             in_flight: how many those are.
             now_s: the run's clock.
 
@@ -120,13 +156,14 @@ class Pace:
         """
         if remaining <= 0:
             return Eta(expected_s=0.0, low_s=0.0, high_s=0.0)
-        if self.latencies_s.count < ANSWERS_MIN or in_flight == 0:
+        lives_s = self._lives_s
+        if lives_s.count < ANSWERS_MIN or in_flight == 0:
             return None
         weight = in_flight / len(ages_s)
-        life = _Survival(self.latencies_s, ages_s, weight)
+        life = _Survival(lives_s, ages_s, weight)
         to_send = max(0, remaining - in_flight)
         bulk_s = to_send / self._speed(life.mean_s, in_flight, now_s)
-        error = min(0.9, 2 * life.spread / float(self.latencies_s.count) ** 0.5)
+        error = min(0.9, 2 * life.spread / float(lives_s.count) ** 0.5)
         parts = [
             life.last_of(ages_s, weight, to_send, bulk_s * factor, left)
             for factor, left in ((1.0, _EXPECTED), (1 - error, _EARLY), (1 / (1 - error), _LATE))
@@ -143,7 +180,7 @@ class Pace:
 
     def _window(self, now_s: float) -> tuple[float, int, int, int]:
         """The note at the start of the recent window."""
-        median_s = self.latencies_s.quantile(0.5) or 0.0
+        median_s = self._lives_s.quantile(0.5) or 0.0
         start_s = now_s - min(WINDOW_MAX_S, max(WINDOW_S, 2 * median_s))
         place = bisect.bisect_right(self._notes, start_s, key=lambda note: note[0])
         return self._notes[max(0, place - 1)]

@@ -394,7 +394,7 @@ class Core:
         return (self.exhausted or bool(self._waiting)) and self._sending.poison.nobody_left_to_ask()
 
     def _heed(self, reason: str | None) -> None:
-        """Stop, where a guard gives a reason to."""
+        """Stop, where a guard gives a reason to; odd answers are still answers, and are waited for."""
         if reason is not None and not self.stopping:
             self.refusal = reason
-            self.stop(self._now_s, grace_s=0.0)
+            self.stop(self._now_s, grace_s=self.settings.grace_s if reason == self.quality.reason else 0.0)

@@ -28,8 +28,9 @@ class Notices:
         elif self._is_out and not is_out:
             self._is_out = False
             lines.append("a server can be used again: going on")
-        # A share moves a little with each answer: what is said once is that its bound was passed.
-        warned = {text.partition(":")[0]: text for text in core.quality.warnings}
+        # A share moves a little with each answer: what is said once is that its bound was passed, or which
+        # server is meant.
+        warned = {text.partition(": ")[0]: text for text in core.quality.warnings}
         lines += [f"warning: {warned[bound]}" for bound in sorted(warned.keys() - self._warned)]
         self._warned = set(warned)
         return lines

@@ -131,7 +131,7 @@ def size_bytes_of(ended: Finished | GivenUp) -> int:
     """What an ended prompt takes in memory and on disk, roughly."""
     if isinstance(ended, Finished):
         return ended.answer.size_bytes + len(ended.prompt.payload)
-    return len(ended.message)
+    return len(ended.message) + len(ended.made_json)
 
 
 def bad_line(bad: BadLine) -> GivenUp:

@@ -1,9 +1,10 @@
 """How attempts end, and what becomes of their prompts: saved, given up, or sent again."""
 
-from genpipe.core.errors import AttemptError, FaultKind, Poison, ServerFault
+from genpipe.core.errors import AttemptError, FaultKind, Poison, PromptFault, ServerFault
 from genpipe.core.eta import Pace
 from genpipe.core.flights import Flight
 from genpipe.core.guard import QualityGuard, RefusalGuard
+from genpipe.core.lengths import Lengths
 from genpipe.core.outage import Outage
 from genpipe.core.poison import DEATHS_MAX
 from genpipe.core.saving import Saving
@@ -15,6 +16,10 @@ from genpipe.core.waiting import Work
 
 class Outcomes:
     """Takes the end of each attempt, and decides about its prompt.
+
+    A step of a conversation ends nothing: it is credited to its server as any answer is, and the next turn is
+    sent before all other prompts. The quality of a conversation is judged once, when it has ended, so that
+    the guards and ``progress.json`` count what records have.
 
     Attributes:
         stopping: no more is started: what would be sent again is left to a later run.
@@ -30,7 +35,6 @@ class Outcomes:
     ) -> None:
         self.stopping = False
         self.returned = self.late = 0
-        self.quality = QualityGuard(settings.guards)
         self.reason: str | None = None
         self.last_error: str | None = None
         self._attempts_max = settings.prompt_attempts
@@ -42,35 +46,64 @@ class Outcomes:
         self._pace = pace
         self._outage = outage
         self._fleet, self._flights, self._waiting = sending.fleet, sending.flights, sending.waiting
+        lengths = Lengths(
+            short_tokens=settings.guards.short_tokens, known=saving.sums.lengths, servers=self._fleet.servers
+        )
+        self.quality = QualityGuard(settings.guards, lengths)
 
     def answered(self, start: Start, answer: Answer, now_s: float) -> None:
         """A landed reply was examined and is an answer."""
         flight = self._flights.end(start, None, now_s)
         assert flight.landed_s is not None
-        self._fleet.answered(start, now_s)
-        self._outage.answered()
-        self._sending.poison.answered(start)
-        if flight.work.ended:
+        self._spoke(start, now_s)
+        work = flight.work
+        if work.ended:
             # Another attempt of this prompt was first: one record a prompt.
             self.late += 1
             return
         latency_s = flight.landed_s - start.started_s
-        self._pace.answered(latency_s, now_s)
         server = self._fleet.servers[start.server]
-        server.output_tokens += answer.output_tokens or 0
+        tokens = answer.output_tokens or 0
+        if answer.more is not None:
+            server.output_tokens += tokens
+            self._pace.stepped(latency_s, tokens, now_s)
+            # The turn has ended, the prompt has not: what comes late for this turn finds its own work ended.
+            self._end(work)
+            more, started_s = answer.more, start.started_s
+            self._go_on(work.next_turn(more, started_s=started_s, latency_s=latency_s, tokens=tokens))
+            return
+        started_s, spent_s = start.started_s, 0.0
+        if (past := work.past) is not None:
+            started_s, spent_s = past.began_s, past.spent_s
+            # The last answer of a conversation has the tokens of all its turns.
+            tokens = max(0, tokens - past.tokens)
+        server.output_tokens += tokens
+        self._pace.answered(latency_s, now_s, tokens=tokens, spent_s=spent_s)
         finished = Finished(
             prompt=start.prompt,
-            answer=answer,
+            answer=self.quality.answered(answer, start.server),
             server=server.spec.url,
             tries=start.tries,
-            started_s=start.started_s,
-            latency_s=latency_s,
+            started_s=started_s,
+            latency_s=flight.landed_s - started_s,
         )
-        self._end(flight.work)
+        self._end(work)
         self._saving.hold(finished)
         self._refusals.answered()
-        self.quality.answered(answer.flags)
         self.reason = self.reason or self.quality.reason
+
+    def _spoke(self, start: Start, now_s: float) -> None:
+        """A server gave a good answer, whoever needs it."""
+        self._fleet.answered(start, now_s)
+        self._outage.answered()
+        self._sending.poison.answered(start)
+
+    def _go_on(self, work: Work) -> None:
+        """The next turn of a conversation is sent next; after a stop, a later run begins it anew."""
+        if self.stopping:
+            self.returned += 1
+        else:
+            self._waiting.put_back(work)
 
     def failed(self, start: Start, error: AttemptError, now_s: float) -> None:
         """An attempt ended in an error, on the wire or when its reply was examined."""
@@ -82,7 +115,10 @@ class Outcomes:
             self._fault(flight, error, now_s)
             return
         self.last_error = f"{server.spec.url}: {error}"
-        if error.status is not None:
+        if flight.landed_s is not None:
+            # A good answer, from which a conversation cannot go on.
+            self._spoke(start, now_s)
+        elif error.status is not None:
             self._fleet.refused(start, now_s)
         else:
             # It ran out of time, or was never sent: the server has not spoken.
@@ -143,6 +179,9 @@ class Outcomes:
             self._waiting.sleep(work, now_s)
 
     def _give_up(self, work: Work, error: AttemptError, *, for_good: bool) -> None:
+        made_json = work.prompt.made_json
+        if isinstance(error, PromptFault):
+            made_json = error.made_json or made_json
         gave_up = GivenUp(
             index=work.prompt.index,
             tries=work.tries,
@@ -150,6 +189,7 @@ class Outcomes:
             message=str(error),
             last_status=error.status,
             for_good=for_good,
+            made_json=made_json,
         )
         self._end(work)
         self._saving.hold(gave_up)

@@ -56,10 +56,12 @@ class Transport(Protocol):
     def examine(self, start: Start, reply: Reply) -> Answer:
         """Look whether a 200 is an answer to what was sent. Pure; never blocks.
 
-        An answer may be a step of a conversation, and say what is to be asked next (``more``).
+        An answer may be a step of a conversation, and say what is to be asked next (``more``). The same step
+        may be examined twice, of two attempts; only one of them is gone on from.
 
         Raises:
             ServerFault: it is none (abort, no choices, not JSON, an error object).
+            PromptFault: it is a good one, and the conversation cannot go on from it.
         """
         ...
 

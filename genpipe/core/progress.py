@@ -8,8 +8,10 @@ from typing import Any
 
 from genpipe.core.books import Window, shares
 from genpipe.core.eta import AGES_MAX, Eta
+from genpipe.core.flights import Flight
 from genpipe.core.flow import Core
 from genpipe.core.histogram import Histogram
+from genpipe.core.quality import FLAGS
 from genpipe.core.server import Server, ServerState
 from genpipe.core.sums import Sums
 
@@ -107,12 +109,7 @@ class Progress:
             "dispatch_gap_ms": _gaps(core.fleet.gaps_s),
             "loop_lag_ms": None,
             "verdict": None,
-            "quality": {
-                "empty": sums.flags.get("empty", 0),
-                "cut": sums.flags.get("cut", 0),
-                "looping": None,
-                "unclosed_think": None,
-            },
+            "quality": _quality(sums, core.quality.recent_shares()),
             "servers": [self._server(core, server, now_s) for server in core.fleet.servers],
             "hedged": core.hedging.count,
             "late": core.late,
@@ -127,7 +124,7 @@ class Progress:
     def _eta(self, core: Core, remaining: int, now_s: float) -> Eta | None:
         in_flight = core.in_flight
         step = max(1, math.ceil(in_flight / AGES_MAX))
-        ages_s = [now_s - flight.start.started_s for flight in islice(core.flights(), 0, None, step)]
+        ages_s = [_age_s(flight, now_s) for flight in islice(core.flights(), 0, None, step)]
         # What has ended and only waits for the disk is not work that a server still has to do.
         left = max(1, remaining - core.unsaved) if remaining else 0
         return core.pace.eta(left, ages_s, min(in_flight, left), now_s)
@@ -149,6 +146,12 @@ class Progress:
             "last_error": server.last_error,
             "slot_time": _shares(shares(core.books.owned_s(position))),
         }
+
+
+def _age_s(flight: Flight, now_s: float) -> float:
+    """How long a prompt has been in work: of a conversation, its earlier turns belong to it."""
+    past = flight.work.past
+    return now_s - flight.start.started_s + (0.0 if past is None else past.spent_s)
 
 
 def _state(core: Core) -> str:
@@ -176,8 +179,17 @@ def _tail(core: Core, now_s: float) -> list[dict[str, Any]]:
     ]
 
 
-def _shares(by_owner: dict[str, float] | None) -> dict[str, float] | None:
-    return None if by_owner is None else {owner: round(share, 5) for owner, share in by_owner.items()}
+def _quality(sums: Sums, recent: dict[str, float] | None) -> dict[str, Any]:
+    """Answers by flag, all of the run, and which share of them that is; also of the last ones that came."""
+    counts = {flag: sums.flags.get(flag, 0) for flag in FLAGS}
+    whole = {flag: count / sums.records for flag, count in counts.items()} if sums.records else None
+    if recent is not None:
+        recent = {flag: recent.get(flag, 0.0) for flag in FLAGS}
+    return {**counts, "shares": {"whole": _shares(whole), "recent": _shares(recent)}}
+
+
+def _shares(by_name: dict[str, float] | None) -> dict[str, float] | None:
+    return None if by_name is None else {name: round(share, 5) for name, share in by_name.items()}
 
 
 def _gaps(gaps_s: Histogram) -> dict[str, float] | None:

@@ -76,7 +76,8 @@ class FlowSettings:
         backlog_bytes_max: likewise in answer bytes.
         disk_look_s: how often to look whether a full disk has room again (seconds).
         disk_wait_s: how long to wait for that before the run ends (seconds).
-        grace_s: what a stop for want of room leaves to requests in flight, if there is some left (seconds).
+        grace_s: what a stop for odd answers leaves to requests in flight; one for want of room too, if there
+            is some left (seconds).
         disk_reserve_bytes: room that is kept free on the disk; a twentieth of a small one.
         ready_spare: prompts kept ready beyond one for each slot.
         longest_first: of the prompts in memory the longest goes first, as a guess at the longest answer.

@@ -6,6 +6,11 @@ from typing import Any, Literal
 ApiName = Literal["chat", "completions", "generate"]
 """How a server is asked: the two endpoints of OpenAI's API, or SGLang's own."""
 
+OWN_BODY_KEYS = frozenset(
+    {"messages", "prompt", "text", "input_ids", "model", "rid", "stream", "sampling_params"}
+)
+"""Members of a request that are set here, and by nobody's settings or records."""
+
 DialectName = Literal[
     "auto", "messages", "sharegpt", "turns", "alpaca", "prompt", "question", "text", "input_ids"
 ]
@@ -83,7 +88,8 @@ class Start:
         attempt: unique number of this attempt in this process, from 1.
         prompt: what to send.
         server: position of the server in the run's list.
-        tries: how many times this prompt has been sent in this process, this one included.
+        tries: how many times this prompt has been sent in this process, this one included; of a conversation,
+            over all its turns.
         started_s: when the slot was taken (seconds, run clock).
     """
 
@@ -228,7 +234,8 @@ class Finished:
         answer: the answer.
         server: the answering server's address.
         tries: attempts that it took in this process.
-        started_s: when the answering attempt took its slot (seconds, run clock).
+        started_s: when the answering attempt took its slot (seconds, run clock); of a conversation, the one
+            that answered its first turn.
         latency_s: from then to the last byte.
     """
 
@@ -330,11 +337,13 @@ class CheckReport:
         records: records, bad ones included.
         blank_lines: lines that are no records.
         input_bytes: size of all files.
-        shapes: good records by shape: ``prompt``, ``messages``, ``sharegpt``.
+        shapes: good records by shape, by the names of dialects: ``prompt``, ``messages``, ``sharegpt`` …
         bad_count: records that cannot become prompts, all of them.
         bad_lines: the first of them.
         payload_bytes_min: shortest payload, or None where there is none.
         payload_bytes_max: longest payload, or None where there is none.
+        several_turns: good records in which the user speaks more than once.
+        hints: settings with which bad records could be read, and how many, the most first.
     """
 
     records: int
@@ -345,3 +354,5 @@ class CheckReport:
     bad_lines: tuple[BadLine, ...]
     payload_bytes_min: int | None
     payload_bytes_max: int | None
+    several_turns: int = 0
+    hints: tuple[tuple[str, int], ...] = ()

@@ -4,6 +4,7 @@ import heapq
 import itertools
 from collections import deque
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Protocol
 
 from genpipe.core.values import Prompt
@@ -27,8 +28,23 @@ class Rng(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Past:
+    """The turns of a conversation that were answered.
+
+    Attributes:
+        began_s: when the attempt that answered the first one took its slot (seconds, run clock).
+        spent_s: the latencies of their answers, together (seconds).
+        tokens: how many those answers have, as far as that is known.
+    """
+
+    began_s: float
+    spent_s: float
+    tokens: int
+
+
 class Work:
-    """One prompt on its way, over all its attempts.
+    """One prompt on its way, over all its attempts; of a conversation, over those of one turn.
 
     Attributes:
         live: attempts in flight, or landed and not examined.
@@ -40,6 +56,7 @@ class Work:
         losses: how often it was lost, whatever became of the server.
         lost_at: servers where it was lost, whatever became of them.
         uncounted: deaths with it in flight that may have had a cause in common.
+        past: the answered turns of a conversation that goes on; None for all others.
     """
 
     __slots__ = (
@@ -54,6 +71,7 @@ class Work:
         "losses",
         "lost_at",
         "overdue",
+        "past",
         "pending",
         "prompt",
         "tries",
@@ -72,6 +90,32 @@ class Work:
         # By server: its count of answers when it failed this prompt. The fault is charged to the prompt
         # once the server has answered somebody else, for then it was not the server. Most have none.
         self.pending: dict[int, int] | None = None
+        self.past: Past | None = None
+
+    def next_turn(self, more: Prompt, *, started_s: float, latency_s: float, tokens: int) -> "Work":
+        """The next turn of a conversation, once this one was answered.
+
+        Each turn has attempts, faults and hedges of its own, and the answer settles what came before: a
+        server that was lost with this turn, and not looked at since (``doubts``), went of something else as
+        far as anybody knows, and where connections merely broke, the conversation gets on all the same.
+        Deaths that are certain stay, so that a conversation harms no more servers than any other prompt,
+        however many turns it has.
+
+        Args:
+            more: what is asked next.
+            started_s: when the answering attempt took its slot (seconds, run clock).
+            latency_s: from then to the answer's last byte.
+            tokens: how many the answer has, or 0 where that is not known.
+        """
+        past, work = self.past, Work(more)
+        work.past = Past(
+            began_s=started_s if past is None else past.began_s,
+            spent_s=latency_s if past is None else past.spent_s + latency_s,
+            tokens=tokens if past is None else past.tokens + tokens,
+        )
+        work.tries = self.tries
+        work.killed, work.uncounted, work.lost_at = self.killed, self.uncounted, self.lost_at
+        return work
 
     @property
     def marked(self) -> bool:
@@ -140,10 +184,7 @@ class Waiting:
         """New prompts, to be sent after all others; or where the longest go first, each in its place."""
         self.ready.extend(map(Work, prompts))
         if self._longest_first:
-            # What was sent to the back stays there.
-            self.ready = deque(
-                sorted(self.ready, key=lambda work: (_is_at_the_back(work), -len(work.prompt.payload)))
-            )
+            self.ready = deque(sorted(self.ready, key=_place_by_length))
 
     def take(self) -> Work:
         """The next prompt, to be sent."""
@@ -194,6 +235,11 @@ class Waiting:
         works = itertools.chain(self.ready, self.marked, (work for _, _, work in self._sleeping))
         suspects = sum(bool(work.pending) for work in works)
         assert suspects == self.suspects, (suspects, self.suspects)
+
+
+def _place_by_length(work: Work) -> tuple[bool, bool, int]:
+    """What was sent to the back stays there, and conversations that go on stay before all others."""
+    return _is_at_the_back(work), work.past is None, -len(work.prompt.payload)
 
 
 def _is_at_the_back(work: Work) -> bool:

@@ -2,6 +2,14 @@
 
 from typing import Any
 
+_ODD = {
+    "empty": "empty",
+    "cut": "cut off at the length limit",
+    "looping": "looping",
+    "unclosed_think": "within their reasoning",
+    "short": "short",
+}
+
 UPLOADS_UNDER_WAY = 8
 """So few shards that wait for S3 are nothing to speak of."""
 
@@ -42,6 +50,18 @@ def percent(share: float | None) -> str:
     if share is None:
         return "?"
     return f"{100 * share:.1f} %" if share < 0.0995 else f"{100 * share:.0f} %"
+
+
+def oddities(progress: dict[str, Any]) -> str:
+    """What is odd about the answers, with the share of all of them; nothing where nothing is."""
+    quality = progress["quality"]
+    shares = (quality.get("shares") or {}).get("whole") or {}
+    texts = []
+    for flag, what in _ODD.items():
+        if count := quality.get(flag):
+            share = f" ({percent(shares[flag])})" if shares.get(flag, 0.0) >= 0.0005 else ""
+            texts.append(f"{number(count)} {what}{share}")
+    return ", ".join(texts)
 
 
 def eta(progress: dict[str, Any]) -> str:

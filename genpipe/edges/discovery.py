@@ -10,7 +10,7 @@ import aiohttp
 from genpipe.core.errors import ConfigError, FaultKind, ServerFault
 from genpipe.edges import strict_json
 from genpipe.edges.connections import Endpoint, Names, open_session
-from genpipe.edges.health import fetch, served_path
+from genpipe.edges.health import fetch, served_path, served_version
 from genpipe.edges.replies import BUSY, words
 
 PAUSE_MAX_S = 5.0
@@ -27,10 +27,12 @@ class Served:
     Attributes:
         name: of the model, in its API.
         path: of the model that it has loaded, or None where that kind of server does not say.
+        version: of SGLang, or None where it was not asked for or is not said.
     """
 
     name: str
     path: str | None
+    version: str | None = None
 
 
 async def survey(
@@ -39,6 +41,7 @@ async def survey(
     wait: bool,
     note: Callable[[str], None],
     names: Names | None = None,
+    versions: bool = False,
 ) -> dict[str, Served | ServerFault]:
     """What each server serves, by address, or why it did not say.
 
@@ -47,6 +50,7 @@ async def survey(
         wait: go on until one of them can be asked; else each is asked once.
         note: told now and then, in one line, that none can be reached yet.
         names: looks names up, and stays open; None: one that asks the system.
+        versions: ask for their versions, too.
 
     Raises:
         ConfigError: one of them is no such server, or wants another key.
@@ -54,7 +58,7 @@ async def survey(
     pause_s, tell_s = 0.25, time.monotonic()
     async with open_session(names) as session:
         while True:
-            answers = await _ask_all(session, endpoints)
+            answers = await _ask_all(session, endpoints, versions=versions)
             if not wait or any(isinstance(answer, Served) for answer in answers.values()):
                 return answers
             if time.monotonic() >= tell_s:
@@ -125,12 +129,14 @@ def _name(served: Served) -> str | None:
 
 
 async def _ask_all(
-    session: aiohttp.ClientSession, endpoints: Sequence[Endpoint]
+    session: aiohttp.ClientSession, endpoints: Sequence[Endpoint], *, versions: bool
 ) -> dict[str, Served | ServerFault]:
     async def one(endpoint: Endpoint) -> Served | ServerFault:
         try:
             name = await served_model(session, endpoint)
-            return Served(name=name, path=await _path_of(session, endpoint))
+            path = await _path_of(session, endpoint)
+            version = await served_version(session, endpoint) if versions else None
+            return Served(name=name, path=path, version=version)
         except ServerFault as fault:
             return fault
 

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from genpipe.core.errors import ConfigError, ObjectStoreError
 from genpipe.edges import reading
@@ -63,9 +64,9 @@ class FolderShelf:
         """See :class:`Shelf`; known once it was looked at."""
         return _LOCAL_THREADS if self._is_all_here else THREADS
 
-    def check(self) -> None:
+    def run(self) -> dict[str, Any]:
         """See :class:`Shelf`."""
-        reading.run_of(self._files, self._folder)
+        return reading.run_of(self._files, self._folder)
 
     def is_at_work(self) -> bool:
         """See :class:`Shelf`."""

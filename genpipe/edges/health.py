@@ -12,19 +12,12 @@ import aiohttp
 import orjson
 
 from genpipe.core.errors import AttemptError, FaultKind, ServerFault
-from genpipe.core.values import Checkup, Reply, Vitals
+from genpipe.core.values import ApiName, Checkup, Reply, Vitals
 from genpipe.edges import strict_json
+from genpipe.edges.answers import examine
 from genpipe.edges.connections import Endpoint
-from genpipe.edges.replies import (
-    BUSY,
-    SIDE_BYTES_MAX,
-    beginning,
-    examine,
-    one_line,
-    read_answer,
-    refusal,
-    words,
-)
+from genpipe.edges.known_options import PATHS
+from genpipe.edges.replies import BUSY, SIDE_BYTES_MAX, beginning, one_line, read_answer, refusal, words
 
 HEALTH_TIMEOUT_S = 5.0
 """SGLang's own health check takes a second when all is well, and twenty when it is not."""
@@ -71,7 +64,13 @@ class RunModel:
 
 
 async def probe(
-    session: aiohttp.ClientSession, endpoint: Endpoint, *, name: str, model: RunModel, ask: bool
+    session: aiohttp.ClientSession,
+    endpoint: Endpoint,
+    *,
+    name: str,
+    model: RunModel,
+    ask: bool,
+    api: ApiName = "chat",
 ) -> Checkup:
     """Find out whether a server is well: its health, its model, and a token of our own where asked.
 
@@ -81,6 +80,7 @@ async def probe(
         name: sent as ``model`` with the token's request.
         model: what it has to serve.
         ask: have one token made.
+        api: how it is asked for that.
     """
     try:
         trouble = await _ask_health(session, endpoint)
@@ -90,7 +90,7 @@ async def probe(
                 said = f"serves {one_line(path)}, and the run's model is {one_line(model.path or '')}"
                 return Checkup(trouble=endpoint.hushed(f"{said}: it gets none of the prompts"), alien=True)
         if trouble is None and ask:
-            trouble = await _ask_token(session, endpoint, name)
+            trouble = await _ask_token(session, endpoint, name, api)
     except AttemptError as fault:
         # What is below a fault of ours is the library's own, where there was one.
         return _broken(endpoint.hushed(str(fault)), fault.__cause__)
@@ -113,14 +113,24 @@ async def _ask_health(session: aiohttp.ClientSession, endpoint: Endpoint) -> str
     return None if status in _HEALTHY else f"/health says {status}"
 
 
-async def _ask_token(session: aiohttp.ClientSession, endpoint: Endpoint, model: str) -> str | None:
+async def _ask_token(
+    session: aiohttp.ClientSession, endpoint: Endpoint, model: str, api: ApiName
+) -> str | None:
     """Have one token made of a prompt of our own; the run's own sampling may demand more of them."""
-    question = {"messages": [{"role": "user", "content": "Hi"}], "model": model, "max_tokens": 1}
+    question: dict[str, Any] = {"model": model, "max_tokens": 1}
+    match api:
+        case "chat":
+            question = {"messages": [{"role": "user", "content": "Hi"}], **question}
+        case "completions":
+            question = {"prompt": "Hi", **question}
+        case "generate":
+            # As SGLang's own health check does: a server may have no tokenizer.
+            question = {"input_ids": [0], "sampling_params": {"max_new_tokens": 1}}
     try:
         async with (
             asyncio.timeout(ASK_TIMEOUT_S),
             session.post(
-                f"{endpoint.url}/v1/chat/completions",
+                f"{endpoint.url}{PATHS[api]}",
                 data=orjson.dumps(question),
                 headers={**(endpoint.headers or {}), "Content-Type": "application/json"},
                 allow_redirects=False,
@@ -128,7 +138,7 @@ async def _ask_token(session: aiohttp.ClientSession, endpoint: Endpoint, model: 
         ):
             if response.status != 200:
                 raise await refusal(response, None)
-            examine(Reply(body=await read_answer(response, None), wire_s=0.0, last_s=0.0))
+            examine(Reply(body=await read_answer(response, None), wire_s=0.0, last_s=0.0), api=api)
     except aiohttp.ServerTimeoutError as error:
         return words(error)
     except TimeoutError:
@@ -159,6 +169,22 @@ async def served_path(session: aiohttp.ClientSession, endpoint: Endpoint) -> str
     except (ValueError, KeyError, TypeError):
         path = None
     return path if isinstance(path, str) and path else None
+
+
+async def served_version(session: aiohttp.ClientSession, endpoint: Endpoint) -> str | None:
+    """Version of a server, or None where it does not say: only a few things are told by it."""
+    if not endpoint.takes_rid:
+        return None
+    # Older servers have their version in the second one alone.
+    for route in ("/v1/loads?include=core", "/server_info"):
+        try:
+            page = await fetch(session, endpoint, route)
+            version = strict_json.loads(page.body)["version"] if page.status == 200 else None
+        except (AttemptError, aiohttp.ClientError, ValueError, KeyError, TypeError):
+            return None
+        if page.status not in _ABSENT:
+            return one_line(version) if isinstance(version, str) else None
+    return None
 
 
 async def fetch(session: aiohttp.ClientSession, endpoint: Endpoint, route: str) -> Page:

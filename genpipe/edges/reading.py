@@ -97,8 +97,8 @@ class Shelf(Protocol):
     @property
     def threads(self) -> int: ...  # noqa: D102
 
-    def check(self) -> None:
-        """Make sure that there is a run.
+    def run(self) -> dict[str, Any]:
+        """What ``run.json`` says of it.
 
         Raises:
             ConfigError: there is none, or it is not to be understood.

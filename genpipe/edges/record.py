@@ -43,7 +43,7 @@ def _second_text(second: int) -> str:
 def encode_finished(finished: Finished, wall: Wall, settings: str | None) -> bytes:
     """The journal's line of one answered prompt.
 
-    The prompt's own JSON (``payload``, ``id_json``, ``keep_json``) is copied byte for byte. Text that is no
+    The prompt's own JSON (``payload`` and what ends in ``_json``) is copied byte for byte. Text that is no
     Unicode is mended (a lone surrogate becomes U+FFFD), so that one odd answer cannot cost a group.
 
     Args:
@@ -55,13 +55,24 @@ def encode_finished(finished: Finished, wall: Wall, settings: str | None) -> byt
     parts = [b'{"index":%d' % prompt.index]
     if prompt.id_json:
         parts += (b',"id":', prompt.id_json)
-    parts += (b',"messages":', prompt.payload)
+    parts += (b',"%s":' % prompt.member.encode(), prompt.payload)
     several = isinstance(answer.response, list)
     parts += (b',"responses":' if several else b',"response":', _dumps(answer.response))
     facts: dict[str, Any] = {"finish_reason": answer.finish_reason, "usage": answer.usage}
     if answer.output_tokens != _tokens_in(answer.usage):
         facts["output_tokens"] = answer.output_tokens
+    if answer.token_ids is not None:
+        facts["token_ids"] = answer.token_ids
     facts["flags"] = list(answer.flags)
+    if answer.steps is not None:
+        facts["steps"] = answer.steps
+    if prompt.sampling_json or prompt.body_json:
+        parts += (b",", _dumps(facts)[1:-1])
+        facts = {}
+        if prompt.sampling_json:
+            parts += (b',"sampling":{', prompt.sampling_json, b"}")
+        if prompt.body_json:
+            parts += (b',"body":{', prompt.body_json, b"}")
     facts["model"] = answer.model
     facts["server"] = finished.server
     facts["attempts"] = finished.tries
@@ -91,6 +102,8 @@ def encode_given_up(given_up: GivenUp) -> bytes:
             "for_good": given_up.for_good,
         }
     )
+    if given_up.made_json:
+        return lines.encode(members[:-1], b",", given_up.made_json)
     return lines.encode(members[:-1])
 
 

@@ -1,4 +1,4 @@
-"""What servers reply: which 200 is an answer, and who is to blame for everything else."""
+"""What servers reply: the bytes of a 200, and who is to blame for everything else."""
 
 import errno
 import os
@@ -10,7 +10,6 @@ import aiohttp
 from aiohttp.http_exceptions import ContentLengthError, TransferEncodingError
 
 from genpipe.core.errors import AttemptError, FaultKind, PromptFault, ServerFault
-from genpipe.core.values import Answer, Reply
 from genpipe.edges import strict_json
 
 CONNECT_TIMEOUT_S = 10.0
@@ -22,95 +21,12 @@ REPLY_BYTES_MAX = 256 << 20
 SIDE_BYTES_MAX = 16 << 20
 """What is read of a reply that is no answer (bytes): of an error, in which servers echo whole prompts."""
 
-OUTPUT_TOKENS_MAX = 1 << 40
-"""A server that counts more has not counted (count)."""
-
 RID_HEAD_CHARS = 16
 """The part of a request's id that all requests of a process share (count)."""
 
 BUSY = {429, 503}
 _MISROUTED = {401, 402, 403, 404, 405, 407}
 _RETRIED = {408, 425}
-
-
-def examine(reply: Reply) -> Answer:
-    """Look whether a 200 is an answer.
-
-    Raises:
-        ServerFault: it was aborted, has no choices, is no JSON, or is an error object.
-    """
-    try:
-        data = strict_json.loads(reply.body)
-    except ValueError:
-        raise _no_answer(reply, f"200 with a body that is not JSON: {reply.body[:60]!r}") from None
-    if not isinstance(data, dict):
-        raise _no_answer(reply, "200 with JSON that is no object")
-    if data.get("error") or data.get("object") == "error":
-        raise _no_answer(reply, f"200 with an error: {_message(data)}")
-    if reply.rid is not None and _is_of_another(data.get("id"), reply.rid):
-        raise _no_answer(reply, "200 with the reply to another request")
-    choices = data.get("choices")
-    if not isinstance(choices, list) or not choices:
-        raise _no_answer(reply, "200 without choices")
-    parts: list[dict[str, Any]] = []
-    reasons: list[str | None] = []
-    for choice in choices:
-        message = choice.get("message") if isinstance(choice, dict) else None
-        if not isinstance(message, dict):
-            raise _no_answer(reply, "200 with a choice without a message")
-        reasons.append(_finish_reason(choice.get("finish_reason")))
-        if reasons[-1] == "abort":
-            raise _no_answer(reply, "200 with finish_reason abort")
-        parts.append({key: message.get(key) for key in ("content", "reasoning_content", "tool_calls")})
-    usage = data.get("usage") if isinstance(data.get("usage"), dict) else None
-    model = data.get("model")
-    # Of several samples the one that was cut off says most.
-    finish_reason = "length" if "length" in reasons else reasons[0]
-    return Answer(
-        response=parts[0] if len(parts) == 1 else parts,
-        finish_reason=finish_reason,
-        usage=usage,
-        output_tokens=_output_tokens(usage, parts),
-        flags=_flags(finish_reason, parts),
-        model=model if isinstance(model, str) else None,
-        size_bytes=len(reply.body),
-        rid=reply.rid,
-    )
-
-
-def _is_of_another(given: Any, rid: str) -> bool:
-    """Whether the reply names another of our own requests: bytes left on a connection shift its replies."""
-    return isinstance(given, str) and given != rid and given[:RID_HEAD_CHARS] == rid[:RID_HEAD_CHARS]
-
-
-def _finish_reason(given: Any) -> str | None:
-    """As chat completions give it; SGLang's own endpoint puts it into an object."""
-    if isinstance(given, dict):
-        given = given.get("type")
-    return given if isinstance(given, str) else None
-
-
-def _output_tokens(usage: dict[str, Any] | None, parts: list[dict[str, Any]]) -> int | None:
-    """What the server counted; zero for an answer with text in it means that it did not count."""
-    tokens = usage.get("completion_tokens") if usage is not None else None
-    if not isinstance(tokens, int) or isinstance(tokens, bool) or not 0 <= tokens <= OUTPUT_TOKENS_MAX:
-        return None
-    if tokens == 0 and any(value for part in parts for value in part.values()):
-        return None
-    return tokens
-
-
-def _flags(finish_reason: str | None, parts: list[dict[str, Any]]) -> tuple[str, ...]:
-    """What is odd about an answer; nearly always nothing."""
-    empty = not any(part["content"] or part["tool_calls"] for part in parts)
-    cut = finish_reason == "length"
-    if not empty and not cut:
-        return ()
-    return ("empty",) * empty + ("cut",) * cut
-
-
-def _no_answer(reply: Reply, message: str) -> ServerFault:
-    return ServerFault(message, kind=FaultKind.BROKEN, status=200, wire_s=reply.wire_s)
 
 
 async def read_answer(response: aiohttp.ClientResponse, wire_s: float | None) -> bytes:
@@ -145,7 +61,7 @@ async def refusal(response: aiohttp.ClientResponse, wire_s: float | None) -> Att
         # The status has come, and says enough.
         text = b""
     try:
-        message = _message(strict_json.loads(text))
+        message = message_of(strict_json.loads(text))
     except ValueError:
         message = one_line(text.decode("utf-8", "replace"))
     message = f"{status}: {message or one_line(response.reason or '') or 'no message'}"
@@ -168,7 +84,7 @@ def _retry_after_s(value: str | None) -> float | None:
     return float(value)
 
 
-def _message(data: Any) -> str:
+def message_of(data: Any) -> str:
     """The message of an error body, in any of the shapes that servers use; empty where there is none."""
     if isinstance(data, dict):
         error = data.get("error")

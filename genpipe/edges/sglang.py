@@ -5,21 +5,22 @@ import logging
 import secrets
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Any, Self
 
 import aiohttp
-import orjson
 from aiohttp.abc import AbstractStreamWriter
 from yarl import URL
 
 from genpipe.core.errors import AttemptError, FaultKind, PromptFault, ServerFault
-from genpipe.core.values import Answer, Checkup, Inquire, Probe, Reply, Start, Vitals
-from genpipe.edges import health, replies
+from genpipe.core.values import Answer, ApiName, Checkup, Inquire, Probe, Reply, Start, Vitals
+from genpipe.edges import answers, health
 from genpipe.edges.connections import Endpoint, Names, open_session
+from genpipe.edges.conversation import follow
 from genpipe.edges.replies import RID_HEAD_CHARS, fault_of, read_answer, refusal
+from genpipe.edges.requests import Bodies
 
 __all__ = ["Endpoint", "Monotonic", "SglangTransport", "open_session"]
 
@@ -27,6 +28,13 @@ log = logging.getLogger(__name__)
 
 IDLE_RACE_S = 3.0
 """A kept connection that breaks this long after a request went out was not closed for idleness (seconds)."""
+
+IDS_SINCE: Mapping[ApiName, str] = {
+    "chat": "SGLang has them for request.api = chat from 0.5.17 on",
+    "completions": "SGLang has them for request.api = completions from 0.5.17 on",
+    "generate": "SGLang has them in every reply from 0.5.0 on",
+}
+"""Which servers have token ids."""
 
 _RESENT = 1 << 63
 """Added to an attempt's number in the id of its second sending: a server may still know the first one's."""
@@ -96,7 +104,7 @@ class _Body(aiohttp.BytesPayload):
 
 
 class SglangTransport:
-    """Chat completions over HTTP, one session for all servers. Use as an async context manager.
+    """Prompts over HTTP, one session for all servers. Use as an async context manager.
 
     Each attempt carries an id of its own and of fixed width (``rid``), since SGLang aborts by prefix.
     A connection that had been used before, and that the server closed within ``IDLE_RACE_S`` without a byte,
@@ -111,33 +119,36 @@ class SglangTransport:
         self,
         endpoints: Sequence[Endpoint],
         *,
-        model: str,
-        members: dict[str, Any],
+        bodies: Bodies,
         timeout_s: float | None = None,
         run_model: health.RunModel | None = None,
         names: Names | None = None,
+        keep_reasoning: bool = False,
+        warn: Callable[[str], None] | None = None,
     ) -> None:
         """Prepare what is the same for all requests.
 
         Args:
             endpoints: the servers, in the run's order.
-            model: sent as ``model``.
-            members: further members of the request body.
+            bodies: puts the requests' bodies together.
             timeout_s: limit of one request; passing it is the prompt's fault. None: no limit.
             run_model: what a server has to serve to be well; None: not compared.
             names: looks names up, and is closed with the transport; None: one that asks the system.
+            keep_reasoning: the new answers of a conversation stand in it with their reasoning.
+            warn: told, once a server, what it does not do of what it is asked for; None: the log is.
         """
-        self._model = model
+        self._bodies = bodies
         self._run_model = run_model or health.RunModel(is_compared=False)
-        self._shared = b"," + orjson.dumps({"model": model, **members})[1:-1]
         self._rid_head = secrets.token_hex(RID_HEAD_CHARS // 2)
         self._timeout_s = timeout_s
         self._names = names
+        self._keep_reasoning = keep_reasoning
+        self._warn = log.warning if warn is None else warn
+        self._warned: set[tuple[int, str]] = set()
         self._seen: weakref.WeakSet[Any] = weakref.WeakSet()
         self._endpoints: list[Endpoint] = []
         self._urls: list[URL] = []
         self._headers: list[dict[str, str] | None] = []
-        self._tails: list[bytes] = []
         self.reconnects: list[int] = []
         for endpoint in endpoints:
             self.add(endpoint)
@@ -145,9 +156,8 @@ class SglangTransport:
     def add(self, endpoint: Endpoint) -> int:
         """Take one more server: its position."""
         self._endpoints.append(endpoint)
-        self._urls.append(URL(f"{endpoint.url}/v1/chat/completions"))
+        self._urls.append(URL(f"{endpoint.url}{self._bodies.path}"))
         self._headers.append(endpoint.headers)
-        self._tails.append(self._shared + (b',"rid":"' if endpoint.takes_rid else b"}"))
         self.reconnects.append(0)
         return len(self._endpoints) - 1
 
@@ -241,25 +251,50 @@ class SglangTransport:
         )
 
     def _encode(self, start: Start, number: int) -> bytes:
-        head, tail = b'{"messages":', self._tails[start.server]
-        if not self._endpoints[start.server].takes_rid:
-            return b"".join((head, start.prompt.payload, tail))
-        return b"".join((head, start.prompt.payload, tail, self._rid(number).encode(), b'"}'))
+        rid = self._rid(number) if self._endpoints[start.server].takes_rid else None
+        return self._bodies.encode(start.prompt, rid)
 
     def examine(self, start: Start, reply: Reply) -> Answer:
         """Look whether a 200 is an answer; see the port."""
+        endpoint, prompt, bodies = self._endpoints[start.server], start.prompt, self._bodies
+        samples = bodies.samples_of(prompt)
         try:
-            return replies.examine(reply)
-        except ServerFault as fault:
-            fault.args = (self._endpoints[start.server].hushed(str(fault)),)
+            answer = answers.examine(
+                reply,
+                api=bodies.api,
+                # SGLang gives as many as it is asked for; others may not know ``n``.
+                samples=samples if endpoint.takes_rid else 1,
+                ids_of=prompt if bodies.wants_ids else None,
+            )
+            if samples > 1 or bodies.wants_ids:
+                self._compare(start.server, samples, answer)
+            if prompt.conversation is None:
+                return answer
+            return follow(start, reply, answer, server=endpoint.url, keep_reasoning=self._keep_reasoning)
+        except AttemptError as fault:
+            fault.args = (endpoint.hushed(str(fault)),)
             raise fault from None
+
+    def _compare(self, server: int, samples: int, answer: Answer) -> None:
+        """Say once what a server left out of what it was asked for."""
+        got = len(answer.response) if isinstance(answer.response, list) else 1
+        if got < samples:
+            self._say(server, f"gives {got} of the {samples} answers that n asks for")
+        if self._bodies.wants_ids and answer.token_ids is None:
+            self._say(server, f"gives no token ids: {IDS_SINCE[self._bodies.api]}")
+
+    def _say(self, server: int, text: str) -> None:
+        if (server, text) not in self._warned:
+            self._warned.add((server, text))
+            self._warn(f"{self._endpoints[server].url} {text}")
 
     async def probe(self, probe: Probe) -> Checkup:
         """Ask a server whether it is well; see the port."""
         return await health.probe(
             self._asking,
             self._endpoints[probe.server],
-            name=self._model,
+            name=self._bodies.model,
+            api=self._bodies.api,
             model=self._run_model,
             ask=probe.ask,
         )

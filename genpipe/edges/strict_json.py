@@ -3,11 +3,26 @@
 import json
 import math
 import re
-from typing import Any
+from collections.abc import Callable
+from json.decoder import scanstring  # type: ignore[attr-defined]
+from typing import Any, NamedTuple
 
 import orjson
 
-_SURROGATE = re.compile("[\ud800-\udfff]")
+from genpipe.edges import deep_json
+from genpipe.edges.deep_json import SURROGATE
+
+_BEFORE_KEY = re.compile(r'[ \t\n\r]*[{,][ \t\n\r]*"')
+_COLON = re.compile(r"[ \t\n\r]*:[ \t\n\r]*")
+_SKIPPING = json.JSONDecoder()
+
+
+class _Hooks(NamedTuple):
+    """How numbers, and the words that stand for numbers, are read."""
+
+    parse_float: Callable[[str], Any]
+    parse_int: Callable[[str], Any]
+    parse_constant: Callable[[str], Any]
 
 
 def loads(data: bytes) -> Any:
@@ -23,7 +38,50 @@ def loads(data: bytes) -> Any:
     try:
         return orjson.loads(data)
     except orjson.JSONDecodeError:
-        return _parse(data)
+        return loads_odd(data)
+
+
+def loads_odd(data: bytes) -> Any:
+    """What :func:`loads` does with what orjson has refused.
+
+    Raises:
+        ValueError: as :func:`loads` does.
+    """
+    return _loads(data, _LENIENT)
+
+
+def loads_numbers(data: bytes, number: Callable[[str], Any]) -> Any:
+    """As :func:`loads`, with each number what ``number`` makes of its digits.
+
+    Args:
+        data: one JSON value.
+        number: such as ``orjson.Fragment``, with which :func:`dumps` writes all digits again.
+
+    Raises:
+        ValueError: as :func:`loads` does.
+    """
+    return _loads(data, _hooks(number))
+
+
+def _loads(data: bytes, hooks: _Hooks) -> Any:
+    try:
+        text = data.decode()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"not UTF-8: byte 0x{data[error.start]:02x} at offset {error.start}") from None
+    try:
+        try:
+            return _clean(json.loads(text, **hooks._asdict()))
+        except RecursionError:
+            value, end = deep_json.parse(text, **hooks._asdict())
+            if text[end:].strip(" \t\n\r"):
+                raise ValueError(f"not JSON: Extra data at character {end}") from None
+            return value
+    except json.JSONDecodeError as error:
+        raise ValueError(f"not JSON: {error.msg} at character {error.pos}") from None
+    except ValueError as error:
+        if "JSON" in str(error):
+            raise
+        raise ValueError("JSON with a whole number of too many digits") from None
 
 
 def dumps(value: object) -> bytes:
@@ -38,19 +96,13 @@ def dumps(value: object) -> bytes:
     try:
         return orjson.dumps(value)
     except orjson.JSONEncodeError:
-        pass
-    try:
-        text = json.dumps(_clean(value), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
-    return text.encode()
+        return deep_json.encode(value)
 
 
 def raw_member(line: bytes, record: dict[str, Any], field: str) -> bytes:
     """The value of ``record[field]`` as JSON, its numbers digit for digit as they stand in ``line``.
 
-    ``7.0`` stays ``7.0``, ``1e3`` stays ``1e3``, and a whole number keeps all its digits. ``line`` is parsed
-    a second time only where a number asks for it.
+    ``7.0`` stays ``7.0``, ``1e3`` stays ``1e3``, and a whole number keeps all its digits.
 
     Args:
         line: what ``record`` was parsed from.
@@ -61,37 +113,59 @@ def raw_member(line: bytes, record: dict[str, Any], field: str) -> bytes:
         ValueError: nested too deeply.
     """
     value = record[field]
-    if type(value) is str:
-        return dumps(value)
-    if _may_have_lost_digits(value):
+    return dumps(value if type(value) is str else exact_member(line, record, field))
+
+
+def exact_member(line: bytes, record: dict[str, Any], field: str) -> Any:
+    """``record[field]`` with each number such that :func:`dumps` writes it as it stands in ``line``.
+
+    ``line`` is looked through a second time only where a number asks for it.
+    """
+    value = record[field]
+    return _member(line, field, _EXACT_DECODER, _EXACT) if _may_have_lost_digits(value, line) else value
+
+
+def no_numbers(line: bytes, field: str) -> list[str]:
+    """What stands in a member of ``line`` in a number's place and is no number of JSON's or no double.
+
+    Args:
+        line: a JSON object that :func:`loads` took.
+        field: one of its keys.
+
+    Returns:
+        ``NaN``, ``-Infinity``, ``1e400`` and the like, as they stand there.
+    """
+    found: list[str] = []
+
+    def parse_float(digits: str) -> float | None:
+        number = _finite(digits)
+        if number is None:
+            found.append(digits)
+        return number
+
+    hooks = _Hooks(parse_float=parse_float, parse_int=int, parse_constant=found.append)
+    _member(line, field, json.JSONDecoder(**hooks._asdict()), hooks)
+    # What is nested too deeply for the first look is looked at once more.
+    return list(dict.fromkeys(found))
+
+
+def _member(line: bytes, field: str, decoder: json.JSONDecoder, hooks: _Hooks) -> Any:
+    """The last member of that name in a JSON object, as ``decoder``, which has these ``hooks``, reads it."""
+    text = line.decode()
+    value, place = None, 0
+    while before := _BEFORE_KEY.match(text, place):
+        key, place = scanstring(text, before.end(), True)
+        colon = _COLON.match(text, place)
+        assert colon is not None, place
+        is_it = SURROGATE.sub("\ufffd", key) == field
         try:
-            return orjson.dumps(_parse(line, exact=True)[field])
-        except orjson.JSONEncodeError:
-            # Nested deeper than orjson writes: better its value without the digits than no answer at all.
-            return dumps(value)
-    return dumps(value)
-
-
-def _parse(data: bytes, *, exact: bool = False) -> Any:
-    """By the standard library, what :func:`loads` does; ``exact`` keeps numbers as they are written."""
-    try:
-        text = data.decode()
-    except UnicodeDecodeError as error:
-        raise ValueError(f"not UTF-8: byte 0x{data[error.start]:02x} at offset {error.start}") from None
-    try:
-        value = json.loads(
-            text,
-            parse_float=_float_fragment if exact else _finite,
-            parse_int=orjson.Fragment if exact else int,
-            parse_constant=_nothing,
-        )
-        return _clean(value)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"not JSON: {error.msg} at character {error.pos}") from None
-    except RecursionError:
-        raise ValueError("JSON nested too deeply") from None
-    except ValueError:
-        raise ValueError("JSON with a whole number of too many digits") from None
+            found, place = (decoder if is_it else _SKIPPING).raw_decode(text, colon.end())
+            found = _clean(found) if is_it else None
+        except RecursionError:
+            found, place = deep_json.parse(text, colon.end(), **(hooks if is_it else _LENIENT)._asdict())
+        if is_it:
+            value = found
+    return value
 
 
 def _finite(digits: str) -> float | None:
@@ -99,36 +173,50 @@ def _finite(digits: str) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def _float_fragment(digits: str) -> orjson.Fragment | None:
-    return None if _finite(digits) is None else orjson.Fragment(digits)
-
-
 def _nothing(word: str) -> None:  # noqa: ARG001  # the signature is the standard library's
     return None
 
 
+def _hooks(number: Callable[[str], Any]) -> _Hooks:
+    """Each number made from its digits; None where it is too large for a double."""
+
+    def parse_float(digits: str) -> Any:
+        return None if _finite(digits) is None else number(digits)
+
+    return _Hooks(parse_float=parse_float, parse_int=number, parse_constant=_nothing)
+
+
+_LENIENT = _Hooks(parse_float=_finite, parse_int=int, parse_constant=_nothing)
+_EXACT = _hooks(orjson.Fragment)
+_EXACT_DECODER = json.JSONDecoder(**_EXACT._asdict())
+
+
 def _clean(value: object) -> object:
-    """A copy of ``value`` without lone surrogates and without numbers that are not finite."""
+    """A copy of ``value`` without lone surrogates."""
     if isinstance(value, str):
-        return _SURROGATE.sub("\ufffd", value)
+        return SURROGATE.sub("\ufffd", value)
     if isinstance(value, dict):
         return {_clean(key): _clean(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
+    if isinstance(value, list):
         return [_clean(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
     return value
 
 
-def _may_have_lost_digits(value: object) -> bool:
-    """Whether ``value`` may be written otherwise than it was read: a float, or a 0 that was ``-0``."""
-    heap = [value]
+def _may_have_lost_digits(value: object, line: bytes) -> bool:
+    """Whether ``value`` may not be written as it stands in ``line``: a float, or a 0 that was ``-0``."""
+    heap: list[Any] = [value]
+    zero = False
     while heap:
         item = heap.pop()
-        if isinstance(item, dict):
+        kind = type(item)
+        if kind is str:
+            continue
+        if kind is dict:
             heap.extend(item.values())
-        elif isinstance(item, list):
+        elif kind is list:
             heap.extend(item)
-        elif isinstance(item, float) or (type(item) is int and item == 0):
+        elif kind is float:
             return True
-    return False
+        elif kind is int and item == 0:
+            zero = True
+    return zero and b"-0" in line

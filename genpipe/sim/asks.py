@@ -4,93 +4,18 @@ import hashlib
 import json
 import math
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any
 
 import orjson
 
+from genpipe.sim.refusals import Api, Refusal, encodable, flat_error, invalid, refuse
+from genpipe.sim.sampling import check_sampling, limit
+
 CHAT_TURN_TOKENS = 5
 """Tokens that a chat template adds for a message, and once more for the turn it opens (an estimate)."""
 
+_PROMPT_IDS = "return_prompt_token_ids"
 _ROLES = frozenset({"user", "system", "developer", "assistant", "tool", "function"})
-_SAMPLING = frozenset(
-    {
-        "custom_params",
-        "ebnf",
-        "frequency_penalty",
-        "ignore_eos",
-        "json_schema",
-        "logit_bias",
-        "max_new_tokens",
-        "min_new_tokens",
-        "min_p",
-        "n",
-        "no_stop_trim",
-        "presence_penalty",
-        "regex",
-        "repetition_penalty",
-        "sampling_seed",
-        "skip_special_tokens",
-        "spaces_between_special_tokens",
-        "stop",
-        "stop_regex",
-        "stop_token_ids",
-        "stream_interval",
-        "structural_tag",
-        "temperature",
-        "top_k",
-        "top_p",
-    }
-)
-
-
-class Api(Enum):
-    """Which of the three ways of asking; its value is the limit of an answer that names none (tokens)."""
-
-    CHAT = None
-    COMPLETIONS = 16
-    GENERATE = 128
-
-
-class Refusal(Exception):
-    """The server says no.
-
-    Attributes:
-        status: HTTP status.
-        body: the reply's body.
-        headers: further reply headers.
-        plain: the body is text, not JSON.
-    """
-
-    def __init__(
-        self, status: int, body: bytes, *, headers: dict[str, str] | None = None, plain: bool = False
-    ) -> None:
-        super().__init__(f"{status} {body[:200]!r}")
-        self.status = status
-        self.body = body
-        self.headers = headers or {}
-        self.plain = plain
-
-
-def flat_error(status: int, message: str, type_: str) -> bytes:
-    """The error object of the OpenAI endpoints, which is not nested under ``error``."""
-    return orjson.dumps({"object": "error", "message": message, "type": type_, "param": None, "code": status})
-
-
-def refuse(api: Api, message: str, *, status: int = 400, type_: str = "BadRequestError") -> Refusal:
-    """A refusal in the envelope of that endpoint."""
-    if api is Api.GENERATE and status == 400:
-        return Refusal(400, orjson.dumps({"error": {"message": message}}))
-    return Refusal(status, flat_error(status, message, type_))
-
-
-def _invalid(errors: list[dict[str, Any]]) -> Refusal:
-    """What the validation layer says: the list of faults as Python prints it."""
-    return Refusal(400, flat_error(400, _encodable(str(errors))[:4000], "Bad Request"))
-
-
-def _encodable(text: str) -> str:
-    return text.encode("utf-8", "replace").decode()
 
 
 def to_json(value: object) -> bytes:
@@ -120,10 +45,12 @@ class Text:
     Attributes:
         user: the last user text; for chat parts their texts joined, for token ids the ids joined by commas.
         tokens: length of the prompt (tokens, estimated).
+        ids: its token ids, where it came as ids.
     """
 
     user: str
     tokens: int
+    ids: tuple[int, ...] | None = None
 
     @property
     def row(self) -> str:
@@ -145,6 +72,11 @@ class Ask:
         count: answers per prompt (``n``).
         max_tokens: limit of one answer, the room in the context included (tokens).
         ignore_eos: generate up to the limit, whatever comes.
+        thinks: thinking is not switched off.
+        separates: thinking goes into ``reasoning_content``; else it stands in the text, between its marks.
+        has_tool_result: a chat ends in what a tool gave back.
+        wants_ids: token ids are asked for, as servers from 0.5.17 on give them.
+        wants_prompt_ids: likewise those of the prompt.
     """
 
     api: Api
@@ -156,6 +88,11 @@ class Ask:
     count: int
     max_tokens: int
     ignore_eos: bool
+    thinks: bool
+    separates: bool
+    has_tool_result: bool
+    wants_ids: bool
+    wants_prompt_ids: bool
 
 
 def read_ask(api: Api, content_type: str, body: bytes, context_tokens: int) -> Ask:
@@ -171,9 +108,6 @@ def read_ask(api: Api, content_type: str, body: bytes, context_tokens: int) -> A
         sampling = fields.get("sampling_params") or {}
         if not isinstance(sampling, dict):
             raise refuse(api, "sampling_params must be an object: lists of them are not supported here.")
-        if not set(sampling) <= _SAMPLING:
-            # The real server lets a TypeError escape here, and closes the connection behind the reply.
-            raise Refusal(500, b"Internal Server Error", headers={"Connection": "close"}, plain=True)
         texts, batched = _generate_texts(fields)
         asked = sampling.get("max_new_tokens")
     else:
@@ -185,19 +119,33 @@ def read_ask(api: Api, content_type: str, body: bytes, context_tokens: int) -> A
         limit_field = _int_field(fields, "max_completion_tokens") if api is Api.CHAT else None
         asked = limit_field or _int_field(fields, "max_tokens")
     _check_model(api, fields)
-    count = _check_sampling(api, sampling)
+    count = check_sampling(api, sampling)
     rid = fields.get("rid")
     return Ask(
         api=api,
         model=str(fields.get("model", "default")),
-        rid=_encodable(rid) if isinstance(rid, str) and rid else None,
+        rid=encodable(rid) if isinstance(rid, str) and rid else None,
         texts=texts,
         batched=batched,
         has_user=api is not Api.CHAT or any(str(m["role"]).lower() == "user" for m in fields["messages"]),
         count=count,
-        max_tokens=_limit(api, texts, asked, context_tokens),
+        max_tokens=limit(api, max(text.tokens for text in texts), asked, context_tokens),
         ignore_eos=bool(sampling.get("ignore_eos")),
+        thinks=api is not Api.CHAT or _thinks(fields),
+        separates=api is Api.CHAT and fields.get("separate_reasoning") is not False,
+        has_tool_result=api is Api.CHAT and str(fields["messages"][-1]["role"]).lower() == "tool",
+        wants_ids=api is Api.GENERATE or bool(fields.get("return_token_ids")),
+        wants_prompt_ids=bool(fields.get("return_token_ids" if api is not Api.GENERATE else _PROMPT_IDS)),
     )
+
+
+def _thinks(fields: dict[str, Any]) -> bool:
+    """Whether the chat template lets the model think, by the names that Qwen and DeepSeek have for it."""
+    given = fields.get("chat_template_kwargs")
+    given = given if isinstance(given, dict) else {}
+    effort = fields.get("reasoning_effort")
+    on = effort != "none" if effort is not None else True
+    return all(given.get(name, on) is not False for name in ("enable_thinking", "thinking"))
 
 
 def _read_object(api: Api, content_type: str, body: bytes) -> dict[str, Any]:
@@ -211,7 +159,7 @@ def _read_object(api: Api, content_type: str, body: bytes) -> dict[str, Any]:
         fields = from_json(body)
     except ValueError as error:
         at, why = (error.pos, error.msg) if isinstance(error, json.JSONDecodeError) else (0, str(error))
-        raise _invalid(
+        raise invalid(
             [
                 {
                     "type": "json_invalid",
@@ -223,7 +171,7 @@ def _read_object(api: Api, content_type: str, body: bytes) -> dict[str, Any]:
             ]
         ) from None
     if not isinstance(fields, dict):
-        raise _invalid(
+        raise invalid(
             [
                 {
                     "type": "model_attributes_type",
@@ -237,7 +185,7 @@ def _read_object(api: Api, content_type: str, body: bytes) -> dict[str, Any]:
 
 
 def _missing(name: str, fields: dict[str, Any]) -> Refusal:
-    return _invalid([{"type": "missing", "loc": ("body", name), "msg": "Field required", "input": fields}])
+    return invalid([{"type": "missing", "loc": ("body", name), "msg": "Field required", "input": fields}])
 
 
 def _int_field(fields: dict[str, Any], name: str) -> int | None:
@@ -252,7 +200,7 @@ def _int_field(fields: dict[str, Any], name: str) -> int | None:
         except ValueError:
             pass
     message = "Input should be a valid integer, unable to parse string as an integer"
-    raise _invalid([{"type": "int_parsing", "loc": ("body", name), "msg": message, "input": value}])
+    raise invalid([{"type": "int_parsing", "loc": ("body", name), "msg": message, "input": value}])
 
 
 def _chat_text(fields: dict[str, Any]) -> Text:
@@ -261,9 +209,7 @@ def _chat_text(fields: dict[str, Any]) -> Text:
         raise _missing("messages", fields)
     if not isinstance(messages, list):
         message = "Input should be a valid list"
-        raise _invalid(
-            [{"type": "list_type", "loc": ("body", "messages"), "msg": message, "input": messages}]
-        )
+        raise invalid([{"type": "list_type", "loc": ("body", "messages"), "msg": message, "input": messages}])
     user, chars, length = "", 0, CHAT_TURN_TOKENS
     for place, message in enumerate(messages):
         role, text = _message_text(place, message)
@@ -280,13 +226,13 @@ def _message_text(place: int, message: object) -> tuple[str, str]:
     """Role and text of one message; a message may hold anything beside them."""
     loc = ("body", "messages", place)
     if not isinstance(message, dict):
-        raise _invalid(
+        raise invalid(
             [{"type": "dict_type", "loc": loc, "msg": "Input should be a valid dictionary", "input": message}]
         )
     role = message.get("role")
     if not isinstance(role, str) or role.lower() not in _ROLES:
         why = "'role' must be one of 'system', 'developer', 'assistant', 'tool', or 'function'"
-        raise _invalid([{"type": "value_error", "loc": (*loc, "role"), "msg": why, "input": role}])
+        raise invalid([{"type": "value_error", "loc": (*loc, "role"), "msg": why, "input": role}])
     role = role.lower()
     content = message.get("content")
     if isinstance(content, str):
@@ -297,7 +243,7 @@ def _message_text(place: int, message: object) -> tuple[str, str]:
         texts = (part.get("text") for part in content if part.get("type", "text") == "text")
         return role, "".join(text for text in texts if isinstance(text, str))
     why = "Input should be a valid string or a list of parts"
-    raise _invalid([{"type": "string_type", "loc": (*loc, "content"), "msg": why, "input": content}])
+    raise invalid([{"type": "string_type", "loc": (*loc, "content"), "msg": why, "input": content}])
 
 
 def _completion_texts(fields: dict[str, Any]) -> tuple[tuple[Text, ...], bool]:
@@ -306,7 +252,7 @@ def _completion_texts(fields: dict[str, Any]) -> tuple[tuple[Text, ...], bool]:
     read = _texts(fields["prompt"])
     if read is None:
         why = "Input should be a string, a list of strings, or token ids"
-        raise _invalid([{"type": "string_type", "loc": ("body", "prompt"), "msg": why, "input": None}])
+        raise invalid([{"type": "string_type", "loc": ("body", "prompt"), "msg": why, "input": None}])
     if not read[0]:
         raise refuse(Api.COMPLETIONS, "Prompt cannot be empty")
     return read
@@ -342,58 +288,15 @@ def _plain(text: str) -> Text:
 
 
 def _ids(ids: list[int]) -> Text:
-    return Text(user=",".join(map(str, ids)), tokens=len(ids))
+    return Text(user=",".join(map(str, ids)), tokens=len(ids), ids=tuple(ids))
 
 
 def _check_model(api: Api, fields: dict[str, Any]) -> None:
     model = fields.get("model")
     if api is not Api.GENERATE and isinstance(model, str) and ":" in model:
-        adapter = _encodable(model.partition(":")[2])
+        adapter = encodable(model.partition(":")[2])
         raise refuse(
             api,
             f"LoRA adapter '{adapter}' was requested, but LoRA is not enabled. Launch the server with "
             "--enable-lora and load adapters with --lora-paths or /load_lora_adapter.",
         )
-
-
-def _check_sampling(api: Api, sampling: dict[str, Any]) -> int:
-    temperature, top_p = sampling.get("temperature"), sampling.get("top_p")
-    if isinstance(temperature, int | float) and temperature < 0:
-        raise refuse(api, f"temperature must be non-negative, got {float(temperature)}.")
-    if isinstance(top_p, int | float) and not 0 < top_p <= 1:
-        raise refuse(api, f"top_p must be in (0, 1], got {float(top_p)}.")
-    count = sampling.get("n")
-    if count is None:
-        return 1
-    if not isinstance(count, int) or count < 1:
-        raise refuse(api, "range() arg 3 must not be zero", type_="BadRequest")
-    return count
-
-
-def _limit(api: Api, texts: tuple[Text, ...], asked: object, context_tokens: int) -> int:
-    """The answer's limit in tokens; the real checks, in the real order."""
-    if asked is not None and (not isinstance(asked, int) or asked < 0):
-        raise refuse(api, f"max_new_tokens must be at least 0, got {asked}.")
-    if api is Api.CHAT and asked is not None and asked > context_tokens:
-        raise refuse(
-            api,
-            f"max_completion_tokens is too large: {asked}."
-            f"This model supports at most {context_tokens} completion tokens.",
-        )
-    longest = max(text.tokens for text in texts)
-    if longest >= context_tokens:
-        raise refuse(
-            api,
-            f"The input ({longest} tokens) is longer than the model's context length "
-            f"({context_tokens} tokens).",
-        )
-    room = context_tokens - longest
-    if asked is None:
-        return room if api.value is None else min(room, api.value)
-    if asked > room:
-        raise refuse(
-            api,
-            f"Requested token count exceeds the model's maximum context length of {context_tokens} tokens. "
-            f"You asked for {longest + asked} tokens: {longest} of input and {asked} of completion.",
-        )
-    return asked

@@ -19,13 +19,13 @@ from genpipe.core.values import (
     Group,
     Inquire,
     Probe,
-    Prompt,
     Read,
     ServerSpec,
     Start,
 )
 from genpipe.sim.ledger import Ledger
 from genpipe.sim.promises import Promises
+from genpipe.sim.talks import Script
 from genpipe.sim.virtual import VirtualServer
 from genpipe.sim.wire import Wire
 from genpipe.sim.world import Change, Fate, World
@@ -82,10 +82,8 @@ class Engine:
     ) -> None:
         self.world, self.watch, self.story = world, watch, story
         self.now_s = 0.0
-        fates = random.Random(world.seed + 2)
-        self.fates = [world.fate(fates.random()) for _ in range(world.prompts)]
-        long = [fates.random() < world.long_share for _ in range(world.prompts)]
-        self._sizes = [fates.randint(1, 50) for _ in range(world.prompts)]
+        self._script = Script(world)
+        self.fates = self._script.fates
         laws = [law for law in world.servers if law.joins_s is None]
         starting = frozenset(position for position, law in enumerate(laws) if law.starting)
         specs = [ServerSpec(url=_url(position), limit=law.limit) for position, law in enumerate(laws)]
@@ -102,9 +100,10 @@ class Engine:
         self._attempts = self._steps = 0
         self._reads = self._commits = 0
         self._commit_s = self._written_s = -math.inf
+        self._open_at_stop: dict[int, Start] | None = None
         limits = [spec.limit for spec in specs]
-        self._ledger = Ledger(self.core.settings, limits, self.fates, starting)
-        self._wire = Wire(self, world, self.core, self._ledger, self.fates, long)
+        self._ledger = Ledger(self.core.settings, limits, self._script, starting)
+        self._wire = Wire(self, world, self.core, self._ledger, self._script)
         for law in laws:
             self._wire.join(VirtualServer(law, world.quiet_s))
         self._promises = Promises(world, self.core, self._ledger, self._wire)
@@ -124,7 +123,7 @@ class Engine:
         for change in world.changes:
             self.at(change.at_s, lambda change=change: self._change(change))  # type: ignore[misc]
         self.pump()
-        events_max = 15_000 + EVENTS_PER_PROMPT_MAX * world.prompts
+        events_max = 15_000 + EVENTS_PER_PROMPT_MAX * sum(self._script.turns)
         for self._steps in range(events_max):
             if core.finished:
                 break
@@ -161,8 +160,15 @@ class Engine:
         assert core.late == self._ledger.counts["late answers dropped"]
         if core.refusal is not None:
             self._promises.check_refusal(self.now_s)
+        tokens = {each.position: each.output_tokens for each in core.fleet.servers if each.output_tokens}
+        assert tokens == self._ledger.tokens, "tokens were counted for another server, or twice"
         if not core.stopping:
             assert len(self._done) + len(self._gave_up) == world.prompts, "a prompt vanished"
+            return
+        # A stop leaves what was in flight to a later run: all that did not end in its grace.
+        under_way = {each.prompt.index for each in (self._open_at_stop or {}).values()}
+        returned = under_way - self._done - self._gave_up
+        assert core.returned == len(returned), f"{core.returned} returned, of {len(returned)} to be"
 
     # ---- for the wire ----
 
@@ -177,12 +183,24 @@ class Engine:
 
     def pump(self) -> None:
         """Carry out what is due."""
-        for action in self.core.due(self.now_s):
+        self._look_for_stop()
+        actions = self.core.due(self.now_s)
+        for action in actions:
             self._act(action)
+        self._look_for_stop()
         timer_s = self.core.next_timer_s()
         if timer_s is not None and (self._timer_s is None or timer_s < self._timer_s):
             self._timer_s = max(timer_s, self.now_s)
             self.at(timer_s, self._timer)
+
+    def _look_for_stop(self) -> None:
+        """Remember what was in flight, for what had not ended, when the run was stopped."""
+        if self.core.stopping and self._open_at_stop is None:
+            self._open_at_stop = {
+                number: start
+                for number, start in self._ledger.open.items()
+                if not self._ledger.is_over(start)
+            }
 
     def _timer(self) -> None:
         if self._timer_s is not None and self._timer_s <= self.now_s:
@@ -248,7 +266,7 @@ class Engine:
             if self.fates[index] is Fate.BAD:
                 bad.append(BadLine(index=index, file="w", line=index + 1, reason="made up"))
             else:
-                prompts.append(Prompt(index=index, payload=b"x" * self._sizes[index]))
+                prompts.append(self._script.prompt(index))
         self._next_index = stop
         chunk = Chunk(prompts=tuple(prompts), bad=tuple(bad), exhausted=stop == world.prompts)
         self.core.offered(chunk, self.now_s)
@@ -277,6 +295,8 @@ class Engine:
             assert index not in self._done, f"prompt {index} was committed twice"
             assert index not in self._gave_up
             self._done.add(index)
+            if self._check:
+                self._ledger.check_finished(finished)
         for gave_up in group.given_up:
             assert gave_up.index not in self._done
             assert gave_up.index not in self._gave_up

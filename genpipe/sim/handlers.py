@@ -14,12 +14,13 @@ from uuid import uuid4
 from aiohttp import web
 
 from genpipe.sim import replies
-from genpipe.sim.asks import Api, Ask, Refusal, Text, flat_error, from_json, read_ask, refuse
+from genpipe.sim.asks import Ask, Text, from_json, read_ask
 from genpipe.sim.batching import Job
 from genpipe.sim.config import LengthLaw
 from genpipe.sim.journal import Visit
 from genpipe.sim.orders import NO_ORDERS, OrderError, Orders, parse_orders
 from genpipe.sim.port import TIMER_STEP_S, SimPort
+from genpipe.sim.refusals import Api, Refusal, flat_error, refuse
 from genpipe.sim.telling import BARE, JSON, TEXT, Telling, for_ever, reply
 
 _HTML = {"Server": "uvicorn", "Content-Type": "text/html; charset=utf-8"}
@@ -152,10 +153,18 @@ class Handlers:
         sequences = [self._sequence(text, ask, orders) for text in ask.texts for _ in range(ask.count)]
         if not await self._port.generate(visit, tuple(sequence.job for sequence in sequences)):
             raise refuse(api, "The request queue is full.", status=503, type_="503")
-        answers = [self._finish(sequence, orders) for sequence in sequences]
+        answers = [self._finish(sequence, ask, orders) for sequence in sequences]
         visit.tokens = sum(answer.tokens for answer in answers)
         timing = _timing(visit)
-        body = replies.body_of(ask, rid, answers, orders, timing, metrics=self._config.enable_metrics)
+        body = replies.body_of(
+            ask,
+            rid,
+            answers,
+            orders,
+            timing,
+            metrics=self._config.enable_metrics,
+            is_newer=self._config.snapshot_loads,
+        )
         if orders is NO_ORDERS:
             return reply(200, body)
         return await self._deliver(request, visit, orders, body)
@@ -165,12 +174,13 @@ class Handlers:
         content = self._law.tokens(row, self._config.seed) if orders.tokens is None else orders.tokens
         if orders.content in ("empty", "null"):
             content = 0
-        wanted = ask.max_tokens if ask.ignore_eos else content + orders.reason_tokens
+        reason_tokens = orders.reason_tokens if ask.thinks else 0
+        wanted = ask.max_tokens if ask.ignore_eos else content + reason_tokens
         made = min(wanted, ask.max_tokens)
         return _Sequence(
             text=text,
             row=row,
-            reason_tokens=min(made, orders.reason_tokens),
+            reason_tokens=min(made, reason_tokens),
             cut=wanted > ask.max_tokens or ask.ignore_eos or ask.max_tokens == 0,
             job=Job(
                 tokens=made,
@@ -179,7 +189,7 @@ class Handlers:
             ),
         )
 
-    def _finish(self, sequence: _Sequence, orders: Orders) -> replies.Answer:
+    def _finish(self, sequence: _Sequence, ask: Ask, orders: Orders) -> replies.Answer:
         job, text = sequence.job, ""
         content_tokens = job.tokens - sequence.reason_tokens
         if content_tokens:
@@ -196,6 +206,7 @@ class Handlers:
             cut=sequence.cut,
             orders=orders,
             text=text,
+            calls=() if ask.has_tool_result else orders.tools,
         )
 
     # What orders do to the wire

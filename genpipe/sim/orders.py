@@ -16,7 +16,7 @@ _CHOICES: Mapping[str, frozenset[str]] = {
     "finish": frozenset({"stop", "length", "abort", "null"}),
     "body": frozenset({"error200", "nochoices", "truncated", "html"}),
     "usage": frozenset({"none", "null", "zero"}),
-    "content": frozenset({"empty", "null", "replacement"}),
+    "content": frozenset({"empty", "null", "replacement", "surrogate", "nul"}),
     "hang": frozenset({"headers", "body", "never"}),
 }
 _FLAGS = frozenset({"split_utf8", "reset", "loop"})
@@ -26,6 +26,7 @@ _WHOLE: Mapping[str, str] = {
     "times": "times",
     "reason": "reason_tokens",
     "huge": "huge_bytes",
+    "deep": "deep_levels",
 }
 _SECONDS: Mapping[str, str] = {"delay": "delay_s", "retry_after": "retry_after_s", "die": "die_s"}
 
@@ -53,13 +54,16 @@ class Orders:
         body: ``error200``, ``nochoices``, ``truncated`` or ``html``.
         usage: ``none`` leaves it out, ``null``, ``zero``.
         reason_tokens: tokens of ``reasoning_content``, counted on top of ``tokens``.
-        content: ``empty``, ``null``, or ``replacement`` for a text with a genuine U+FFFD.
+        content: ``empty``, ``null``, or a text with an odd character: ``replacement`` (a genuine U+FFFD),
+            ``surrogate`` (half of a pair), ``nul`` (U+0000).
         huge_bytes: size of the whole reply body.
         split_utf8: send the body in pieces that cut characters.
         reset: RST before any byte; the first attempt only, unless ``times`` says otherwise.
         hang: stop for ever before the ``headers`` (``never`` is the same here), or in mid-``body``.
         die_s: its server dies so long after it came, with all that is open there (seconds).
         loop: the text repeats one phrase to its end.
+        tools: instead of a text these functions are called, in a chat that does not end in a tool's result.
+        deep_levels: log probabilities are lists nested so deeply (count).
     """
 
     delay_s: float = 0.0
@@ -79,6 +83,8 @@ class Orders:
     hang: str | None = None
     die_s: float | None = None
     loop: bool = False
+    tools: tuple[str, ...] = ()
+    deep_levels: int = 0
 
     def at_attempt(self, attempt: int) -> "Orders":
         """The orders of this attempt (from 1) at the text: without the faults that are used up."""
@@ -129,6 +135,8 @@ def parse_orders(text: str) -> Orders:
             fields[_SECONDS[key]] = _seconds(word, value)
         elif key == "why":
             fields["why"] = value
+        elif key == "tools":
+            fields["tools"] = tuple(value.split(","))
         else:
             raise OrderError(f"{word}: no such order")
     if "status" in fields and not 400 <= fields["status"] <= 599:

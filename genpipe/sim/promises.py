@@ -46,9 +46,10 @@ class Promises:
         core.check()
         assert core.in_flight == len(self._ledger.open), "a slot that nothing is in, or the other way round"
         for start in self._ledger.open.values():
-            in_vain = self._ledger.has_ended(start.prompt.index) and start.attempt not in self._wire.calls
+            in_vain = self._ledger.is_over(start) and start.attempt not in self._wire.calls
             assert not in_vain, (
-                f"prompt {start.prompt.index} has ended, and is in flight at server {start.server}"
+                f"prompt {start.prompt.index} was answered, or has ended, and is in flight at server "
+                f"{start.server}"
             )
         timer_s = core.next_timer_s()
         assert timer_s is None or timer_s > now_s, "a timer for what should have happened"

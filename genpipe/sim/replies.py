@@ -1,14 +1,17 @@
-"""Texts and reply bodies in SGLang 0.5.11's shapes, made from plain numbers."""
+"""Texts and reply bodies in the shapes of SGLang 0.5.11, and of 0.5.17, made from plain numbers."""
 
+import random
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
+from uuid import uuid4
 
 import orjson
 
-from genpipe.sim.asks import Api, Ask, to_json
+from genpipe.sim.asks import Ask, Text, to_json
 from genpipe.sim.orders import Orders
+from genpipe.sim.refusals import Api
 
 EOS_ID = 151645
 """Token id that ends an answer of Qwen-family models; given as the reason of a ``stop``."""
@@ -18,9 +21,11 @@ _WORDS = (
     "rope past open doors where bread is cut and coffee poured for those who came in late with salt on "
     "their hands "
 )
-_LONG = _WORDS * 500
+# In an order of its own, since a text that repeats itself is what clients look for.
+_LONG = _WORDS + " ".join(random.Random(1).choices(_WORDS.split(), k=20_000)) + " "
 _PHRASE = "and then the wave came back again "
 _WIDE = "größer als das Meer, 海は広い, ще вода 🌊 "
+_ODD = {"replacement": "\ufffd ", "surrogate": "\ud83d ", "nul": "\0 "}
 _SEPARATORS = "\u2028\u2029\x85"
 
 
@@ -35,6 +40,8 @@ class Answer:
         reason_tokens: those of the thinking (count).
         prompt_tokens: length of its prompt (tokens).
         finish: ``stop``, ``length``, ``abort``, or None.
+        row: hash of its prompt.
+        calls: functions that it calls instead of saying something.
     """
 
     text: str | None
@@ -43,6 +50,8 @@ class Answer:
     reason_tokens: int
     prompt_tokens: int
     finish: str | None
+    row: str = ""
+    calls: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,8 +83,7 @@ def answer_text(row: str, tokens: int, reply_bytes: int | None, orders: Orders, 
     that a reader that splits lines at them is found out.
     """
     head = f"echo {row} "
-    if orders.content == "replacement":
-        head += "\ufffd "
+    head += _ODD.get(orders.content or "", "")
     if any(mark in user for mark in _SEPARATORS):
         head += _SEPARATORS + " "
     room = (4 * tokens if reply_bytes is None else reply_bytes) - len(head)
@@ -87,7 +95,15 @@ def answer_text(row: str, tokens: int, reply_bytes: int | None, orders: Orders, 
 
 
 def finished(
-    *, row: str, prompt_tokens: int, tokens: int, reason_tokens: int, cut: bool, orders: Orders, text: str
+    *,
+    row: str,
+    prompt_tokens: int,
+    tokens: int,
+    reason_tokens: int,
+    cut: bool,
+    orders: Orders,
+    text: str,
+    calls: tuple[str, ...] = (),
 ) -> Answer:
     """The answer of a sequence that ran to its end.
 
@@ -99,6 +115,7 @@ def finished(
         cut: the limit ended it.
         orders: of the prompt.
         text: the content, empty where it never got that far.
+        calls: functions that are called instead, if it gets that far.
     """
     content: str | None = text or None
     if orders.content == "empty":
@@ -113,6 +130,8 @@ def finished(
         reason_tokens=reason_tokens,
         prompt_tokens=prompt_tokens,
         finish=finish,
+        row=row,
+        calls=calls if text else (),
     )
 
 
@@ -129,17 +148,33 @@ def aborted(prompt_tokens: int, made: int, text: str, *, was_queued: bool) -> An
 
 
 def body_of(
-    ask: Ask, rid: str, answers: list[Answer], orders: Orders, timing: Timing, *, metrics: bool
+    ask: Ask,
+    rid: str,
+    answers: list[Answer],
+    orders: Orders,
+    timing: Timing,
+    *,
+    metrics: bool,
+    is_newer: bool,
 ) -> bytes:
     """The reply to a request, by its endpoint; with ``huge`` the text is drawn out to the ordered size."""
+    if ask.count > 1:
+        # Each has an id of its own, which begins with that of the request in newer versions.
+        rids = [f"{rid}_{uuid4().hex}" if is_newer else uuid4().hex for _ in answers]
+    else:
+        rids = [rid] if len(answers) == 1 else [f"{rid}_{place}" for place in range(len(answers))]
     if ask.api is Api.GENERATE:
-        items = [
-            _native(rid if len(answers) == 1 else f"{rid}_{i}", a, timing, metrics)
-            for i, a in enumerate(answers)
-        ]
+        items = [_native(one, answer, timing, metrics) for one, answer in zip(rids, answers, strict=True)]
+        if is_newer and ask.wants_prompt_ids:
+            for place, item in enumerate(items):
+                item["prompt_token_ids"] = _prompt_ids(ask.texts[place // ask.count])
         body = to_json(items if ask.batched or ask.count > 1 else items[0])
     else:
-        body = to_json(_openai(ask, rid, answers, orders))
+        body = to_json(_openai(ask, rids[0], answers, orders, is_newer))
+    if orders.deep_levels:
+        nested = b"[" * orders.deep_levels + b"]" * orders.deep_levels
+        key = b'"cached_tokens_details":' if ask.api is Api.GENERATE else b'"logprobs":'
+        body = body.replace(key + b"null", key + nested, 1)
     missing = (orders.huge_bytes or 0) - len(body)
     first = answers[0].text
     if missing > 0 and first is not None:
@@ -148,45 +183,82 @@ def body_of(
     return body
 
 
-def _openai(ask: Ask, rid: str, answers: list[Answer], orders: Orders) -> dict[str, Any]:
+def _openai(ask: Ask, rid: str, answers: list[Answer], orders: Orders, is_newer: bool) -> dict[str, Any]:
     chat = ask.api is Api.CHAT
+    choices = [_choice(place, answer, ask) for place, answer in enumerate(answers)]
+    if is_newer and ask.wants_ids:
+        for place, answer in enumerate(answers):
+            choices[place]["prompt_token_ids"] = _prompt_ids(ask.texts[place // ask.count])
+            choices[place]["token_ids"] = _ids(answer.text or "", answer.tokens)
     reply: dict[str, Any] = {
         "id": rid,
         "object": "chat.completion" if chat else "text_completion",
         "created": int(time.time()),
         "model": ask.model,
-        "choices": [_choice(place, answer, chat) for place, answer in enumerate(answers)],
+        "choices": [] if orders.body == "nochoices" else choices,
     }
-    if orders.body == "nochoices":
-        reply["choices"] = []
     if orders.usage != "none":
         reply["usage"] = None if orders.usage == "null" else _usage(ask, answers, orders.usage == "zero")
     reply["metadata"] = {"weight_version": "default"}
     return reply
 
 
-def _choice(place: int, answer: Answer, chat: bool) -> dict[str, Any]:
-    matched = EOS_ID if answer.finish == "stop" else None
-    if not chat:
+def _choice(place: int, answer: Answer, ask: Ask) -> dict[str, Any]:
+    finish = answer.finish
+    matched = EOS_ID if finish == "stop" else None
+    if ask.api is not Api.CHAT:
         return {
             "index": place,
-            "text": answer.text or "",
+            "text": _whole_text(answer),
             "logprobs": None,
-            "finish_reason": answer.finish,
+            "finish_reason": finish,
             "matched_stop": matched,
         }
+    calls = [_call(number, name, answer.row) for number, name in enumerate(answer.calls)]
+    if calls and finish == "stop":
+        finish = "tool_calls"
+    content = answer.text if ask.separates else _whole_text(answer)
     return {
         "index": place,
         "message": {
             "role": "assistant",
-            "content": answer.text,
-            "reasoning_content": answer.reasoning,
-            "tool_calls": None,
+            "content": None if calls else content,
+            "reasoning_content": answer.reasoning if ask.separates else None,
+            "tool_calls": calls or None,
         },
         "logprobs": None,
-        "finish_reason": answer.finish,
+        "finish_reason": finish,
         "matched_stop": matched,
     }
+
+
+def _whole_text(answer: Answer) -> str:
+    """What the model wrote, its marks included: nobody takes it apart."""
+    text = answer.text or ""
+    if answer.calls:
+        text = "\n".join(
+            f'<tool_call>\n{{"name": "{name}", "arguments": {_arguments(answer.row)}}}\n</tool_call>'
+            for name in answer.calls
+        )
+    if answer.reasoning is None:
+        return text
+    if not text and answer.finish == "length":
+        return f"<think>\n{answer.reasoning}"
+    return f"<think>\n{answer.reasoning}\n</think>\n\n{text}"
+
+
+def _call(number: int, name: str, row: str) -> dict[str, Any]:
+    """The call of a function; its id is a matter of the prompt and its number."""
+    return {
+        "id": f"call_{row}{number:08x}",
+        "index": number,
+        "type": "function",
+        "function": {"name": name, "arguments": _arguments(row)},
+    }
+
+
+def _arguments(row: str) -> str:
+    return f'{{"row": "{row}"}}'
 
 
 def _usage(ask: Ask, answers: list[Answer], zero: bool) -> dict[str, Any]:
@@ -244,14 +316,18 @@ def _native(rid: str, answer: Answer, timing: Timing, metrics: bool) -> dict[str
             "decode_throughput": answer.tokens / busy_s,
         }
     meta["response_sent_to_client_ts"] = sent_at
-    text = answer.text or ""
-    return {"text": text, "output_ids": _ids(text, answer.tokens), "meta_info": meta}
+    ids = _ids(answer.text or "", answer.tokens)
+    return {"text": _whole_text(answer), "output_ids": ids, "meta_info": meta}
 
 
 def _ids(text: str, count: int) -> list[int]:
     """Token ids that are stable for a text and mean nothing."""
     first = 1000 + sum(text[5:21].encode("utf-8", "replace")) % 1000
     return list(range(first, first + count))
+
+
+def _prompt_ids(text: Text) -> list[int]:
+    return list(text.ids) if text.ids is not None else _ids(text.user, text.tokens)
 
 
 ERROR_IN_200 = orjson.dumps(

@@ -23,7 +23,8 @@ STORY_LINES_MAX = 200
 """Of a longer story, its end is told (lines)."""
 
 SUMMARY = (
-    "events", "prompts", "answered", "given up", "returned", "requests", "hedges", "late answers dropped",
+    "events", "prompts", "answered", "given up", "returned", "turns that others follow", "requests", "hedges",
+    "late answers dropped",
     "deaths", "given up as poison", "innocents given up as poison", "swallowed", "inquiries",
     "called off: stalled", "called off: overdue",
 )  # fmt: skip

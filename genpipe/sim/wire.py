@@ -1,26 +1,18 @@
 """Between the scheduler and the virtual servers: attempts, probes and inquiries, and what becomes of each."""
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
 from genpipe.core.errors import AttemptError, FaultKind, PromptFault, ServerFault
 from genpipe.core.flow import Core
-from genpipe.core.values import Answer, Inquire, Probe, Start
+from genpipe.core.values import Inquire, Probe, Start
 from genpipe.sim.laws import Ill, ServerLaw
 from genpipe.sim.ledger import Ledger
+from genpipe.sim.talks import Script
 from genpipe.sim.virtual import VirtualServer
 from genpipe.sim.world import Fate, World
-
-ANSWER = Answer(
-    response={"content": "x"},
-    finish_reason="stop",
-    usage=None,
-    output_tokens=10,
-    model=None,
-    size_bytes=100,
-)
 
 CONNECT_TIMEOUT_S = 10.0
 """How long a connection is waited for where packets vanish (seconds)."""
@@ -65,14 +57,13 @@ class Wire:
         world: World,
         core: Core,
         ledger: Ledger,
-        fates: Sequence[Fate],
-        long: Sequence[bool],
+        script: Script,
     ) -> None:
         self.servers: list[VirtualServer] = []
         self.busy_s = 0.0
         self.calls: set[int] = set()
         self._host, self._world, self._core, self._ledger = host, world, core, ledger
-        self._fates, self._long = fates, long
+        self._script = script
         self._rng = random.Random(world.seed)
         self._marks: dict[int, str] = {}
 
@@ -119,15 +110,15 @@ class Wire:
     def _take_its_course(self, start: Start, drawn: AttemptError | None, wire_s: float) -> None:
         host, law = self._host, self.servers[start.server].law
         latency_s = law.latency_s(self._rng)
-        if self._long[start.prompt.index]:
+        if self._script.is_long(start.prompt):
             latency_s += self._world.long_s
         broken = isinstance(drawn, ServerFault) and drawn.kind is FaultKind.LOST
         if broken:
             latency_s *= self._rng.random()
-        fate = self._fates[start.prompt.index]
+        fate = self._script.fate(start.prompt)
         if fate in (Fate.KILLS, Fate.HANGS) and drawn is None:
             host.at(law.done_s(wire_s, self._world.kill_s), lambda: self._harm(start))
-        elif drawn is not None and (broken or self._rng.random() < 0.7):
+        elif drawn is not None and (broken or self._rng.random() < 0.7 or isinstance(drawn, PromptFault)):
             failed_s = law.done_s(wire_s, latency_s if broken else 0.002)
             host.at(failed_s, lambda: self._end(start, lambda: self._failed(start, drawn, wire_s)))
         else:
@@ -145,7 +136,7 @@ class Wire:
             for kind, chance in law.faults.items():
                 if self._rng.random() < chance:
                     return ServerFault(f"drawn {kind}", kind=kind)
-        match self._fates[start.prompt.index]:
+        match self._script.fate(start.prompt):
             case Fate.REFUSED:
                 return PromptFault("bad request", status=400)
             case Fate.CURSED:
@@ -173,11 +164,16 @@ class Wire:
         self._core.landed(start, wire_s, last_s, self._host.now_s)
         # The real driver refills the slot before it looks at the reply.
         self._host.pump()
-        if fault is None:
-            self._ledger.answered(start)
-            self._core.answered(start, ANSWER, self._host.now_s)
-        else:
+        if fault is not None:
             self._fail(start, fault, real=False)
+            return
+        self._ledger.answered(start)
+        try:
+            answer = self._script.answer(start)
+        except PromptFault as stuck:
+            self._core.failed(start, stuck, self._host.now_s)
+        else:
+            self._core.answered(start, answer, self._host.now_s)
 
     def _failed(self, start: Start, fault: AttemptError, wire_s: float | None, *, real: bool = False) -> None:
         if self._ledger.over(start):
@@ -218,7 +214,7 @@ class Wire:
         host, server, now_s = self._host, self.servers[start.server], self._host.now_s
         wire_s = start.started_s + server.law.connect_s
         has_it = attempt in server.requests and server.well(now_s) and wire_s <= now_s
-        innocent = self._fates[start.prompt.index] is Fate.ANSWERED
+        innocent = self._script.fate(start.prompt) is Fate.ANSWERED
         if has_it and innocent and self._rng.random() < self._world.tardy:
             lost = ServerFault("connection lost", kind=FaultKind.LOST)
             good = self._rng.random() < 0.7
@@ -231,7 +227,7 @@ class Wire:
     def _check_reason(self, start: Start, fault: ServerFault | None) -> None:
         index, server, now_s = start.prompt.index, self.servers[start.server], self._host.now_s
         if fault is None:
-            assert self._core.stopping or self._ledger.has_ended(index), f"attempt {start.attempt} called off"
+            assert self._core.stopping or self._ledger.is_over(start), f"attempt {start.attempt} called off"
             return
         settings, age_s = self._core.settings, now_s - start.started_s
         lost = start.attempt not in server.requests
@@ -267,7 +263,7 @@ class Wire:
             return
         index = start.prompt.index
         self._ledger.harmed(index, start.server)
-        if self._fates[index] is Fate.KILLS:
+        if self._script.fate(start.prompt) is Fate.KILLS:
             self._host.tell(f"prompt {index} kills server {start.server}")
             self._die(server, now_s + world.revive_s)
         else:

@@ -27,6 +27,8 @@ class Fate(StrEnum):
     """Every server dies of it."""
     HANGS = "hangs"
     """Every server hangs with it, until a watchdog kills the server."""
+    STUCK = "stuck"
+    """It is answered, and nothing can be made of the answer: a conversation that cannot go on."""
     BAD = "bad"
     """Its line is no prompt."""
 
@@ -64,6 +66,8 @@ class World:
         cursed_share: share of prompts that break every server's answer.
         kills_share: share of prompts that servers die of.
         hangs_share: share of prompts that servers hang with.
+        stuck_share: share of prompts whose answer leads nowhere.
+        talks_share: share of prompts that are conversations of several turns.
         bad_share: share of records that are bad lines.
         long_share: share of prompts whose answer takes ``long_s`` longer.
         long_s: how much that is (seconds).
@@ -89,6 +93,8 @@ class World:
     cursed_share: float = 0.0
     kills_share: float = 0.0
     hangs_share: float = 0.0
+    stuck_share: float = 0.0
+    talks_share: float = 0.0
     bad_share: float = 0.0
     long_share: float = 0.0
     long_s: float = 0.0
@@ -109,6 +115,7 @@ class World:
             (Fate.CURSED, self.cursed_share),
             (Fate.KILLS, self.kills_share),
             (Fate.HANGS, self.hangs_share),
+            (Fate.STUCK, self.stuck_share),
         ):
             if drawn < share:
                 return fate
@@ -241,4 +248,6 @@ def from_seed(seed: int) -> World:
         quiet_s=quiet_s,
         stop_s=rng.uniform(0, 60) if rng.random() < 0.2 else None,
         grace_s=rng.choice([0.0, 1.0, 20.0]),
+        talks_share=sometimes(rng.choice([0.05, 0.3, 0.6])),
+        stuck_share=sometimes(0.03),
     )

@@ -1,11 +1,13 @@
 """A run at a glance, as text."""
 
 import textwrap
+from collections.abc import Iterator, Sequence
 from datetime import datetime
+from itertools import groupby
 from typing import Any
 
 from genpipe.core import wording
-from genpipe.core.values import CheckReport
+from genpipe.core.values import BadLine, CheckReport
 
 BAR_WIDTH = 40
 WIDTH = 110
@@ -30,6 +32,18 @@ OWNER_HINTS = {
     "ramp": "opening slots at the start",
     "drain": "no prompts left to send",
 }
+
+SHAPES = {
+    "messages": "messages",
+    "sharegpt": "conversations (ShareGPT)",
+    "turns": "turns",
+    "alpaca": "instruction (Alpaca)",
+    "prompt": "prompt",
+    "question": "question",
+    "text": "text",
+    "input_ids": "input_ids",
+}
+"""What the shapes of records are called to users."""
 
 
 def status(progress: dict[str, Any], *, note: str | None = None, alive: bool = True) -> str:
@@ -62,12 +76,8 @@ def status(progress: dict[str, Any], *, note: str | None = None, alive: bool = T
         lines.append(f"end       {wording.eta(progress).removeprefix('eta ')}{at}")
     if gap := progress["dispatch_gap_ms"]:
         lines.append(f"refill    p50 {gap['p50']:g} ms, p99 {gap['p99']:g} ms, max {gap['max']:g} ms")
-    quality = progress["quality"]
-    if quality["empty"] or quality["cut"]:
-        lines.append(
-            f"answers   {wording.number(quality['empty'])} empty, "
-            f"{wording.number(quality['cut'])} cut off at the length limit"
-        )
+    if odd := wording.oddities(progress):
+        lines += textwrap.wrap(f"answers   {odd}", WIDTH, subsequent_indent=" " * 10)
     if progress.get("hedged") or progress.get("late"):
         hedged, late = progress.get("hedged") or 0, progress.get("late") or 0
         dropped = f"; {_count(late, 'late answer')} dropped" if late else ""
@@ -220,21 +230,43 @@ def _ending(url: str, width: int) -> str:
 
 def check_report(report: CheckReport) -> str:
     """What some input files hold."""
-    shapes = ", ".join(f"{wording.number(count)} {shape}" for shape, count in sorted(report.shapes.items()))
+    shapes = ", ".join(
+        f"{wording.number(report.shapes[shape])} {SHAPES[shape]}"
+        for shape in sorted(report.shapes, key=list(SHAPES).index)
+    )
     records, size = _count(report.records, "record"), _count(report.input_bytes, "byte")
     lines = [
         f"{records} in {size}"
         + (f", {_count(report.blank_lines, 'blank line')}" if report.blank_lines else ""),
         f"good      {shapes or 'none'}",
     ]
+    if report.several_turns:
+        lines.append(f"turns     {wording.number(report.several_turns)} with more than one turn of the user")
     if report.payload_bytes_max is not None:
         shortest, longest = wording.number(report.payload_bytes_min), wording.number(report.payload_bytes_max)
         lines.append(f"payload   {shortest} to {longest} bytes")
     lines.append(f"bad       {wording.number(report.bad_count)}")
-    lines += [f"  {bad.file}:{bad.line}: {bad.reason}" for bad in report.bad_lines]
+    lines += _bad_lines(report.bad_lines)
     if more := report.bad_count - len(report.bad_lines):
         lines.append(f"  and {wording.number(more)} more")
+    lines += [
+        f"hint      with --set {setting}, {wording.number(count)} of the bad could be read"
+        for setting, count in report.hints
+    ]
     return "\n".join(lines)
+
+
+def _bad_lines(bad_lines: Sequence[BadLine]) -> Iterator[str]:
+    """Where they are and why; neighbours with one reason share a line."""
+
+    def kind(numbered: tuple[int, BadLine]) -> tuple[str, str, int]:
+        place, bad = numbered
+        return bad.file, bad.reason, bad.line - place
+
+    for (file, reason, _), group in groupby(enumerate(bad_lines), kind):
+        numbers = [bad.line for _, bad in group]
+        to = f"-{numbers[-1]}" if numbers[1:] else ""
+        yield f"  {file}:{numbers[0]}{to}: {reason}"
 
 
 def _count(count: int, what: str) -> str:

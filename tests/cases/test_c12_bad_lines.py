@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.e2e.harness import INPUTS, failures, genpipe, row_of, saved, servers
+from tests.e2e.harness import INPUTS, failures, genpipe, row_of, saved, servers, shard_paths
 
 LAST = b'{"id": "bad-last", "prompt": "cut at the end of the fi'
 
@@ -47,6 +47,24 @@ def test_bad_lines_are_skipped_listed_and_make_the_exit_code_1(tmp_path, source)
         assert failure["for_good"] is True
     assert "failed.jsonl" in ended.err
     assert len(visits) == len(records)
+    # What may go either way here: of a key given twice the last counts, and depth is no fault.
+    assert records[14]["messages"][0]["content"] == "second"
+    assert records[18]["messages"][0]["content"] == "deep"
+
+
+def test_a_field_three_thousand_levels_deep_is_kept_in_a_record_that_counts(tmp_path, source):
+    out = tmp_path / "out"
+    with servers(tmp_path) as fleet:
+        command = ["run", "--prompts", source, "--servers", fleet.address, "--out", out]
+        ended = genpipe(*command, "--set", "output.keep=['meta']")
+        verified = genpipe("verify", out)
+    lines = [line for path in shard_paths(out) for line in path.read_bytes().split(b"\n")]
+    given = source.read_bytes().split(b"\n")[18].partition(b'"meta": ')[2].removesuffix(b"}")
+
+    assert ended.code == 1, ended.err
+    assert verified.code == 0, verified.err
+    assert given.count(b"[") == 3000
+    assert [line.startswith(b'{"index":18,') for line in lines if b'"meta":' + given in line] == [True]
 
 
 def test_on_bad_line_fail_names_every_one_of_them_before_anything_is_asked(tmp_path, source):

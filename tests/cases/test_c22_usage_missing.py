@@ -57,6 +57,9 @@ def test_answers_without_usage_are_saved_and_counted_as_unknown(tmp_path):
         usage = records[place]["usage"]
         assert (usage is None) == (kind != "zero"), (kind, usage)
         assert len(records[place]["response"]["content"]) > 400
+    # Unknown is not none: they are not short.
+    assert all(record["flags"] == [] for record in records.values())
+    assert "short" not in status.out
     # The last word is that of the process that only found everything done.
     assert summary_of(out) == RIGHT
     assert sum(each["usage_unknown"] for each in sums) == len(ODD)

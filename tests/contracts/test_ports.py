@@ -6,15 +6,19 @@ import errno
 import json
 import random
 
+import pyarrow as pa
 import pytest
+import zstandard
+from pyarrow import parquet
 
 from genpipe.core.bitmap import Bitmap
 from genpipe.core.errors import ConfigError, DiskFull, FaultKind, PromptFault, ServerFault, StoreError
 from genpipe.core.flow import Core, FlowSettings
 from genpipe.core.values import Checkup, Chunk, Inquire, Probe, Prompt, ServerSpec, Start, Vitals
 from genpipe.driver import Driver
-from genpipe.edges.dialects import Dialect
-from genpipe.edges.prompts import JsonlSource
+from genpipe.edges.prompts.dialects import Dialect
+from genpipe.edges.prompts.source import FileSource
+from genpipe.edges.requests import Bodies
 from genpipe.edges.sglang import Endpoint, Monotonic, SglangTransport
 from genpipe.edges.store import Store
 from genpipe.edges.store_thread import StoreThread
@@ -42,24 +46,25 @@ class FakeSourceCase:
         pass
 
 
-class JsonlSourceCase:
+class FileSourceCase:
     """The same prompts, in two files."""
 
     def __init__(self, tmp_path, count, *, done=(), bad=()):
-        lines = [
-            b"{no json" if index in bad else json.dumps({"prompt": f"number {index}"}).encode()
-            for index in range(count)
-        ]
-        self.files = [tmp_path / "a.jsonl", tmp_path / "b.jsonl"]
-        for path, part in zip(self.files, (lines[: count // 2], lines[count // 2 :]), strict=True):
-            path.write_bytes(b"".join(line + b"\n" for line in part))
-        self.source = JsonlSource(
+        texts = [None if index in bad else f"number {index}" for index in range(count)]
+        self.files = [tmp_path / "a", tmp_path / "b"]
+        for path, part in zip(self.files, (texts[: count // 2], texts[count // 2 :]), strict=True):
+            self.write(path, part)
+        self.source = FileSource(
             files=self.files,
             dialect=Dialect(),
             index_path=None,
             done=Bitmap(done),
             warn=pytest.fail,
         )
+
+    def write(self, path, texts):
+        lines = [b"{no json" if text is None else json.dumps({"prompt": text}).encode() for text in texts]
+        path.write_bytes(b"".join(line + b"\n" for line in lines))
 
     def spoil(self):
         for path in self.files:
@@ -69,7 +74,21 @@ class JsonlSourceCase:
         self.source.close()
 
 
-@pytest.fixture(params=[FakeSourceCase, JsonlSourceCase], ids=["fake", "jsonl"])
+class PackedSourceCase(FileSourceCase):
+    def write(self, path, texts):
+        super().write(path, texts)
+        path.write_bytes(zstandard.compress(path.read_bytes()))
+
+
+class ParquetSourceCase(FileSourceCase):
+    def write(self, path, texts):
+        parquet.write_table(pa.table({"prompt": pa.array(texts, pa.string())}), path, row_group_size=3)
+
+
+@pytest.fixture(
+    params=[FakeSourceCase, FileSourceCase, PackedSourceCase, ParquetSourceCase],
+    ids=["fake", "jsonl", "zstd", "parquet"],
+)
 def source_of(request, tmp_path):
     cases = []
 
@@ -350,7 +369,7 @@ async def real_transport():
     async with SimFleet(config, [0, 0]) as fleet:
         endpoints = [Endpoint(url=url) for url in fleet.urls]
         await fleet._listeners[fleet.ports[DEAD]].close()
-        async with SglangTransport(endpoints, model="m", members={}) as transport:
+        async with SglangTransport(endpoints, bodies=Bodies(model="m")) as transport:
             yield transport
 
 

@@ -29,7 +29,7 @@ def steady(until_s, per_s=10, latency_s=2.0, began_s=0.0):
     pace = Pace(began_s)
     for second in range(1, until_s + 1):
         for _ in range(per_s):
-            pace.answered(latency_s, began_s + second)
+            pace.answered(latency_s, began_s + second, tokens=10)
         pace.committed(a_group(per_s), began_s + second)
     return pace
 

@@ -2,15 +2,23 @@
 
 import random
 import sys
+from dataclasses import replace
 
 import pytest
 
 from genpipe.core.errors import FaultKind, PromptFault, ServerFault
 from genpipe.core.guard import QualityGuard, RefusalGuard
+from genpipe.core.histogram import Histogram
+from genpipe.core.lengths import Lengths
+from genpipe.core.server import Server
 from genpipe.core.settings import GuardSettings
+from genpipe.core.values import ServerSpec
+from tests.core.build import an_answer
 
 TOO_LONG = PromptFault("too long", status=400)
 BROKEN = ServerFault("500: oh", kind=FaultKind.BROKEN, status=500)
+EMPTY = "look at max_tokens, which a thought may have used up, at stop and at the chat template"
+CUT = "raise max_tokens, or leave it out"
 
 
 def guard(**changes):
@@ -21,17 +29,21 @@ def guard(**changes):
         "empty_share_max": 0.2,
         "cut_share_max": 0.5,
     }
-    return QualityGuard(GuardSettings(**{**fields, **changes}))
+    settings = GuardSettings(**{**fields, **changes})
+    known = Histogram(per_octave=4, least=1.0)
+    servers = [Server(0, ServerSpec(url="http://s0", limit=1), 0.0)]
+    lengths = Lengths(short_tokens=settings.short_tokens, known=known, servers=servers)
+    return QualityGuard(settings, lengths)
 
 
-def feed(watching, *answers, times=1):
+def feed(watching, *answers, times=1, output_tokens=100):
     """Answers by their flags; an error is a prompt that was given up."""
     for _ in range(times):
         for one in answers:
             if isinstance(one, Exception):
                 watching.gave_up(one)
             else:
-                watching.answered(one)
+                watching.answered(replace(an_answer(output_tokens=output_tokens), flags=one), 0)
 
 
 # ---- the first prompts ----
@@ -82,7 +94,9 @@ def test_too_many_empty_answers_stop_a_run_where_that_is_wanted_and_the_reason_h
     feed(watching, (), ("empty",), times=100)
 
     assert before is None
-    assert watching.reason == "guards.empty_share: 51 of the last 200 answers are empty (bound 20 %)"
+    assert (
+        watching.reason == f"guards.empty_share: 51 of the last 200 answers are empty (bound 20 %): {EMPTY}"
+    )
 
 
 def test_thousands_are_set_off():
@@ -90,7 +104,9 @@ def test_thousands_are_set_off():
     feed(watching, (), times=500)
     feed(watching, ("empty",), times=870)
 
-    assert watching.warnings == ("guards.empty_share: 870 of the last 1,000 answers are empty (bound 20 %)",)
+    assert watching.warnings == (
+        f"guards.empty_share: 870 of the last 1,000 answers are empty (bound 20 %): {EMPTY}",
+    )
 
 
 def test_a_warning_stops_nothing_and_is_gone_once_the_share_is_back_under_its_bound():
@@ -102,10 +118,10 @@ def test_a_warning_stops_nothing_and_is_gone_once_the_share_is_back_under_its_bo
     feed(watching, ())
 
     assert during == (
-        "guards.cut_share: 20 of the last 20 answers are cut off at the length limit (bound 50 %)",
+        f"guards.cut_share: 20 of the last 20 answers are cut off at the length limit (bound 50 %): {CUT}",
     )
     assert still == (
-        "guards.cut_share: 11 of the last 20 answers are cut off at the length limit (bound 50 %)",
+        f"guards.cut_share: 11 of the last 20 answers are cut off at the length limit (bound 50 %): {CUT}",
     )
     assert watching.warnings == ()
     assert watching.reason is None
@@ -151,7 +167,9 @@ def test_empty_and_cut_answers_are_shares_of_answers_and_failures_are_shares_of_
     feed(watching, ("empty",))
 
     assert before == ()
-    assert watching.warnings == ("guards.empty_share: 10 of the last 10 answers are empty (bound 20 %)",)
+    assert watching.warnings == (
+        f"guards.empty_share: 10 of the last 10 answers are empty (bound 20 %): {EMPTY}",
+    )
 
 
 def test_an_answer_may_be_odd_in_two_ways():
@@ -173,6 +191,61 @@ def test_a_share_may_be_as_large_as_its_bound_and_no_larger(share_max, empty, pa
     feed(watching, ("empty",), times=empty)
 
     assert bool(watching.warnings) is passed
+
+
+@pytest.mark.parametrize(
+    ("flag", "share_max", "what", "advice"),
+    [
+        ("looping", 0.1, "end in a phrase that repeats itself", "repetition_penalty"),
+        ("unclosed_think", 0.2, "end within their reasoning", "enable_thinking = false"),
+        ("empty", 0.2, "are empty", "max_tokens"),
+        ("cut", 0.5, "are cut off at the length limit", "max_tokens"),
+        ("short", 0.5, "hold fewer than 8 tokens", "guards.short_tokens = 0"),
+    ],
+)
+@pytest.mark.parametrize("then", ["warn", "stop"])
+def test_each_flag_has_its_bound_its_words_and_what_to_look_at(flag, share_max, what, advice, then):
+    flags, tokens = ((), 7) if flag == "short" else ((flag,), 100)
+    watching = QualityGuard(
+        GuardSettings(**{"after": 100, "window": 200, f"on_{flag}": then}), guard().lengths
+    )
+    feed(watching, (), times=200 - round(200 * share_max))
+    feed(watching, flags, times=round(200 * share_max), output_tokens=tokens)
+    before = (*watching.warnings, watching.reason)
+    feed(watching, flags, output_tokens=tokens)
+
+    assert before == (None,)
+    said = (watching.reason or "") if then == "stop" else watching.warnings[0]
+    assert len(watching.warnings) == (then == "warn")
+    assert said.startswith(
+        f"guards.{flag}_share: {round(200 * share_max) + 1} of the last 200 answers {what} (bound "
+    )
+    assert advice in said.partition("(bound")[2]
+
+
+def test_a_share_that_is_no_bound_at_all_is_never_passed():
+    shares = dict.fromkeys(["looping_share_max", "unclosed_think_share_max", "short_share_max"], 1.0)
+    watching = guard(empty_share_max=1.0, cut_share_max=1.0, **shares)
+    feed(watching, ("empty", "cut", "looping", "unclosed_think"), times=50, output_tokens=1)
+
+    assert watching.warnings == ()
+
+
+def test_an_answer_that_is_short_comes_back_with_that_flag_and_any_other_as_it_is():
+    watching = guard()
+    short, good = replace(an_answer(output_tokens=6), flags=("cut",)), an_answer(output_tokens=9)
+
+    assert watching.answered(short, 0) == replace(short, flags=("cut", "short"))
+    assert watching.answered(good, 0) is good
+
+
+def test_the_shares_of_the_last_answers_are_told():
+    watching = guard(window=4)
+    before = watching.recent_shares()
+    feed(watching, ("empty",), ("empty", "cut"), (), (), ("cut",))
+
+    assert before is None
+    assert watching.recent_shares() == {"empty": 0.25, "cut": 0.5}
 
 
 @pytest.mark.parametrize("seed", range(10))

@@ -13,11 +13,22 @@ from tests.driver.virtual import VirtualClock
 class Rig:
     """A driver with fakes all around it."""
 
-    def __init__(self, loop, *, count=40, limits=(2,), source=None, store=None, settings=None, **transport):
+    def __init__(
+        self,
+        loop,
+        *,
+        count=40,
+        limits=(2,),
+        source=None,
+        store=None,
+        settings=None,
+        kind=FakeTransport,
+        **transport,
+    ):
         self.loop = loop
         self.clock = VirtualClock(loop)
         self.source = source or FakeSource(count)
-        self.transport = FakeTransport(self.clock, **transport)
+        self.transport = kind(self.clock, **transport)
         self.store = store or FakeStore()
         self.reporter = RecordingReporter()
         specs = [ServerSpec(url=f"http://s{number}", limit=limit) for number, limit in enumerate(limits)]

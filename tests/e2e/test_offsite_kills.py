@@ -61,9 +61,7 @@ def wait_for_more(run, out, least):
 
 @pytest.mark.skipif(missing("weed") is not None, reason=str(missing("weed")))
 @pytest.mark.timeout(600)
-def test_records_survive_kills_of_the_store_and_of_the_driver(
-    tmp_path, record_property
-):
+def test_records_survive_kills_of_the_store_and_of_the_driver(tmp_path, record_property):
     rng = seeded()
     texts = [f"Row {place} of the run that is killed." for place in range(ROWS)]
     source = write_prompts(tmp_path / "in.jsonl", texts)

@@ -1,5 +1,6 @@
 """``genpipe verify`` and ``genpipe export`` on real runs: beside the driver, after a kill, and at the end."""
 
+import gzip
 import json
 import os
 import signal
@@ -9,6 +10,7 @@ import time
 from typing import Any
 
 import pytest
+import zstandard
 
 from tests.e2e.harness import (
     GENPIPE,
@@ -22,6 +24,7 @@ from tests.e2e.harness import (
     wait_for,
     write_prompts,
 )
+from tests.edges.export_runs import json_rows, parquet_rows
 
 ROWS = 120
 
@@ -118,7 +121,64 @@ def test_the_export_is_the_shards_lines_in_order_without_the_checksum(finished_r
     assert contents(out) == before
     assert_one_error(genpipe("export", out, tmp_path / "all.jsonl"), 2, "exists", "--force")
     assert genpipe("export", out, tmp_path / "all.jsonl", "--force").code == 0
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["all.jsonl"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["all.jsonl", "all.jsonl.md"]
+
+
+def test_each_format_of_a_real_run_and_its_card(finished_run, tmp_path, texts):
+    _, out, _ = finished_run
+    for name in ("openai.parquet", "openai.jsonl", "sharegpt.jsonl.zst", "prompt.jsonl.gz"):
+        ended = genpipe("export", out, tmp_path / name, "--format", name.split(".")[0])
+        assert (ended.code, ended.out, ended.err) == (0, "", f"genpipe: {ROWS} of {ROWS} records exported\n")
+    rows = parquet_rows(tmp_path / "openai.parquet")
+    assert rows == json_rows(tmp_path / "openai.jsonl")
+    assert [row["id"] for row in rows] == [f"p-{place}" for place in range(ROWS)]
+    assert [row["messages"][0] for row in rows] == [{"role": "user", "content": text} for text in texts]
+    assert all(row["messages"][1]["content"] for row in rows)
+    turns = [json.loads(line) for line in unpacked(tmp_path / "sharegpt.jsonl.zst")]
+    assert [row["conversations"] for row in turns] == [row["messages"] for row in rows]
+    packed = gzip.decompress((tmp_path / "prompt.jsonl.gz").read_bytes())
+    pairs = [json.loads(line) for line in packed.split(b"\n")[:-1]]
+    assert [[*row["prompt"], *row["completion"]] for row in pairs] == [row["messages"] for row in rows]
+    card = (tmp_path / "openai.parquet.md").read_text()
+    assert f"{ROWS} rows of the format `openai`" in card
+    assert f"| prompts of the run | {ROWS} |" in card
+    assert f"| `stop` | {ROWS} (100 %) |" in card
+
+
+def unpacked(path):
+    with zstandard.open(path, "rt", encoding="utf-8", newline="\n") as file:
+        return list(file)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--format", "csv"], "--format csv: unknown; write one of raw, openai, sharegpt, prompt"),
+        (["--without", "cut,odd"], "--without odd: unknown; write one of empty, cut, looping"),
+        (["--token-ids"], "--token-ids is for other formats than raw"),
+        (["--card", "x.md", "--no-card"], "--card and --no-card: keep one of them"),
+    ],
+)
+def test_options_that_mean_nothing_are_refused_before_anything_is_read(finished_run, tmp_path, options, said):
+    assert_one_error(genpipe("export", finished_run[1], tmp_path / "x.jsonl", *options), 2, said)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_options_of_an_export_reach_it(finished_run, tmp_path):
+    out, file = finished_run[1], tmp_path / "x.jsonl"
+    ended = genpipe("export", out, file, "--only", "cut", "--only", "empty", "--no-card")
+    assert ended.err == f"genpipe: 0 of {ROWS} records exported, {ROWS} left out (not flagged cut or empty)\n"
+    assert (ended.code, file.read_bytes()) == (0, b"")
+    ended = genpipe("export", out, "-", "--format", "prompt", "--token-ids", "--card", tmp_path / "card.md")
+    assert (ended.code, ended.out) == (0, "")
+    assert f"{ROWS} left out (no token ids)" in ended.err
+    assert "# `stdout`" in (tmp_path / "card.md").read_text()
+    ended = genpipe(
+        "export", out, file, "--without", "cut", "--reasoning", "drop", "--format", "openai", "--force"
+    )
+    assert ended.code == 0
+    assert "Reasoning was left out." in (tmp_path / "x.jsonl.md").read_text()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["card.md", "x.jsonl", "x.jsonl.md"]
 
 
 def copied(out, tmp_path):

@@ -1,12 +1,15 @@
 """Input records to requests."""
 
+import dataclasses
 import json
 from pathlib import Path
 
 import pytest
 
 from genpipe.core.errors import ConfigError
-from genpipe.edges.dialects import RESERVED, Dialect, RecordError
+from genpipe.core.values import Answer, ApiName, Finished
+from genpipe.edges.prompts.dialects import RESERVED, Dialect, RecordError
+from genpipe.edges.record import Wall, encode_finished
 
 INPUTS = Path(__file__).parents[1] / "cases" / "inputs"
 QUESTION = {"role": "user", "content": "Which?"}
@@ -76,12 +79,25 @@ def test_sharegpt_turns_in_the_middle_are_all_sent():
 def test_what_a_record_offers_is_taken_in_a_fixed_order():
     other = [{"role": "user", "content": "other"}]
     record = {"prompt": "p", "conversations": other, "messages": [QUESTION], "question": "q"}
+    by_order: dict[str, object] = {
+        "messages": [QUESTION],
+        "conversations": other,
+        "conversation": [turn("human", "singular")],
+        "turns": ["one turn"],
+        "instruction": "do it",
+        "prompt": "p",
+        "question": "q",
+    }
+    texts = ["Which?", "other", "singular", "one turn", "do it", "p", "q"]
 
     assert sent(record) == [QUESTION]
     assert sent(record, field="question") == [{"role": "user", "content": "q"}]
     assert sent(record, name="prompt") == [{"role": "user", "content": "p"}]
     assert sent(record, name="sharegpt") == other
     assert sent({**record, "messages": None}) == other
+    for key, text in zip(list(by_order), texts, strict=True):
+        assert sent(dict(reversed(by_order.items()))) == [{"role": "user", "content": text}]
+        by_order[key] = None  # as a column that a row has nothing in
 
 
 def test_a_named_field_may_hold_a_text_or_messages():
@@ -89,7 +105,8 @@ def test_a_named_field_may_hold_a_text_or_messages():
     assert sent({"q": [QUESTION]}, field="q") == [QUESTION]
     assert sent({"q": [turn("human", "Which?")]}, field="q") == [QUESTION]
     assert sent({"q": json.dumps([QUESTION])}, field="q", name="messages") == [QUESTION]
-    assert "list of texts" in refused({"q": ["a", "b"]}, field="q")
+    assert sent({"q": ["Which?"]}, field="q") == [QUESTION]
+    assert "list of 2 turns" in refused({"q": ["a", "b"]}, field="q")
     assert "q" in refused({"q": 7}, field="q")
 
 
@@ -107,7 +124,8 @@ def test_a_system_text_comes_first_unless_the_record_has_its_own():
 @pytest.mark.parametrize(
     ("record", "reason"),
     [
-        ({"text": "t", "id": 1}, "no 'messages', 'conversations', 'conversation' or 'prompt'"),
+        ({"text": "t", "id": 1}, "no 'messages', 'conversations', 'conversation', 'turns', 'instruction', "),
+        ({"text": "t", "id": 1}, "'prompt' or 'question' in the record"),
         ({"text": "t", "id": 1}, "it has 'text', 'id'"),
         ({f"k{i}": 0 for i in range(20)}, "12 more"),
         ({"k\n" * 300: 0}, r"'k\nk\n"),
@@ -133,7 +151,15 @@ def test_a_system_text_comes_first_unless_the_record_has_its_own():
         ([1], "not a JSON object but a list"),
         (b"7", "not a JSON object but a number"),
         (b'{"prompt": "a', "not JSON"),
-        (b'{"prompt": "p", "id": ' + b"[" * 999 + b"1.5" + b"]" * 999 + b"}", "nested too deeply"),
+        (b'{"prompt": "p", "id": ' + b"[" * 10_001 + b"1.5" + b"]" * 10_001 + b"}", "nested too deeply"),
+        ({"instruction": ""}, "'instruction' is an empty string"),
+        ({"instruction": 7, "response": "r"}, "'instruction' is a number"),
+        ({"instruction": "do", "input": 7}, "'input' is a number"),
+        ({"turns": ["a", ""]}, "turns[1] is an empty string"),
+        ({"turns": ["a", None]}, "turns[1] is null, not a text"),
+        ({"turns": []}, "'turns' is an empty list"),
+        ({"turns": 2}, "'turns' is a number"),
+        ({"question": ""}, "'question' is an empty string"),
     ],
 )
 def test_a_refusal_says_what_is_wrong(record, reason):
@@ -154,6 +180,42 @@ def test_fields_are_kept_as_members_digit_for_digit():
 def test_a_key_of_our_own_records_cannot_be_kept(name):
     with pytest.raises(ConfigError, match=f"'{name}'"):
         Dialect(keep=("meta", name))
+
+
+def test_every_key_of_a_record_is_one_that_cannot_be_kept():
+    line = b'{"prompt": "p", "id": 1, "s": {"n": 2}, "b": 1}'
+    prompt = Dialect(sampling_field="s", body_fields=("b",)).prompt(0, line)
+    answer = Answer(
+        response=[{"content": "a"}],
+        finish_reason="stop",
+        usage=None,
+        output_tokens=7,
+        model="m",
+        size_bytes=9,
+        rid="r",
+        token_ids={"prompt": None, "output": [[1]]},
+        steps=[{}],
+    )
+    finished = Finished(prompt=prompt, answer=answer, server="s", tries=1, started_s=0.0, latency_s=1.0)
+    one = dataclasses.replace(finished, answer=dataclasses.replace(answer, response={"content": "a"}))
+
+    written = [encode_finished(each, Wall(wall_s=1e9, run_s=0.0), "digest") for each in (finished, one)]
+
+    keys = set().union(*map(json.loads, written))
+    assert keys >= {"responses", "response", "steps", "sampling", "body", "token_ids", "rid", "settings"}
+    assert keys <= RESERVED
+
+
+def test_a_key_is_ours_only_where_the_records_of_that_api_have_it():
+    members: tuple[tuple[ApiName, str], ...] = (
+        ("completions", "prompt"),
+        ("generate", "text"),
+        ("generate", "input_ids"),
+    )
+    for api, name in members:
+        assert Dialect(keep=(name,)).keep == (name,)
+        with pytest.raises(ConfigError, match=f"'{name}'"):
+            Dialect(keep=(name,), api=api)
 
 
 def test_an_id_is_copied_with_its_type_and_digits():

@@ -7,6 +7,7 @@ import pytest
 from genpipe.core.errors import ConfigError, FaultKind, ServerFault
 from genpipe.edges.connections import Endpoint, open_session
 from genpipe.edges.discovery import Served, one_model, served_model, survey
+from genpipe.edges.health import served_version
 from genpipe.sim.server import SimConfig, SimFleet
 from tests.edges.raw_server import KEY, RawServer, always, free_port, http, on
 
@@ -229,3 +230,62 @@ def test_a_name_that_was_configured_need_not_be_the_servers_own_which_is_told():
         served("m", "p"),
         ["warning: request.model is 'x', and the servers serve 'm'"],
     )
+
+
+# ---- versions ----
+
+
+def version_of(act):
+    async def main():
+        async with RawServer(act) as server, open_session() as session:
+            version = await served_version(session, Endpoint(url=server.url))
+            return version, [head.split()[1] for head, _, _ in server.requests]
+
+    return on(main)
+
+
+def test_versions_are_asked_for_only_where_they_are_wanted():
+    async def main():
+        configs = [SimConfig(), SimConfig(snapshot_loads=False)]
+        async with SimFleet(configs, [0, 0]) as fleet:
+            endpoints = [Endpoint(url=url) for url in fleet.urls]
+            return [
+                [
+                    answer.version
+                    for answer in (
+                        await survey(endpoints, wait=False, note=print, versions=versions)
+                    ).values()
+                    if isinstance(answer, Served)
+                ]
+                for versions in (False, True)
+            ]
+
+    assert on(main) == [[None, None], ["0.5.17", "0.5.11"]]
+
+
+@pytest.mark.parametrize("status", ["404 Not Found", "405 Method Not Allowed"])
+def test_a_server_without_loads_is_asked_for_its_version_elsewhere(status):
+    async def act(reader, writer, head, number):
+        return http(b"", status) if b"loads" in head else http({"version": "0.5.6"})
+
+    assert version_of(act) == ("0.5.6", ["/v1/loads?include=core", "/server_info"])
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        http({}),
+        http({"version": 5}),
+        http(b"[]"),
+        http(b"nonsense"),
+        http(b"", "503 Busy"),
+        http(b"", "404 Not Found"),
+        b"nonsense",
+        None,
+    ],
+)
+def test_a_server_that_does_not_say_its_version_has_none(data):
+    async def act(reader, writer, head, number):
+        return data
+
+    assert version_of(act)[0] is None

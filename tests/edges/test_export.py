@@ -11,9 +11,9 @@ import pytest
 
 from genpipe.core.errors import ConfigError, DiskFull, StoreError
 from genpipe.core.values import Group
-from genpipe.edges import export as exporting
 from genpipe.edges import lines
-from genpipe.edges.export import export_to_file, export_to_stream
+from genpipe.edges.export import export as exporting
+from genpipe.edges.export.export import export_to_file, export_to_stream
 from genpipe.edges.files import OsFiles
 from genpipe.edges.folder_shelf import FolderShelf
 from genpipe.edges.lock import FolderLock
@@ -334,7 +334,12 @@ def test_a_stream_gets_the_same_bytes_and_its_temporary_files_are_removed(folder
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
     stream = io.BytesIO()
     exported = export_to_stream(
-        FolderShelf(folder, OsFiles()), stream, warn=pytest.fail, progress=lambda *_: None
+        FolderShelf(folder, OsFiles()),
+        stream,
+        OsFiles(),
+        force=False,
+        warn=pytest.fail,
+        progress=lambda *_: None,
     )
     export(folder)
 
@@ -351,7 +356,12 @@ def test_a_stream_that_refuses_ends_the_export(folder, code, kind):
 
     with pytest.raises((BrokenPipeError, StoreError)) as caught:
         export_to_stream(
-            FolderShelf(folder, OsFiles()), Refusing(), warn=pytest.fail, progress=lambda *_: None
+            FolderShelf(folder, OsFiles()),
+            Refusing(),
+            OsFiles(),
+            force=False,
+            warn=pytest.fail,
+            progress=lambda *_: None,
         )
 
     assert type(caught.value) is kind

@@ -11,6 +11,7 @@ import pytest
 from genpipe.core.values import Checkup, Probe, Vitals
 from genpipe.edges.connections import Endpoint, open_session
 from genpipe.edges.health import RunModel, inquire, probe
+from genpipe.edges.requests import Bodies
 from genpipe.edges.sglang import SglangTransport
 from genpipe.sim.orders import parse_mode
 from genpipe.sim.server import SimConfig, SimFleet
@@ -157,7 +158,9 @@ def test_a_probe_that_asks_wants_one_token_whatever_the_run_asks_for():
     async def main():
         async with (
             RawServer(always(http(GOOD))) as server,
-            SglangTransport([Endpoint(url=server.url)], model="m", members=members) as transport,
+            SglangTransport(
+                [Endpoint(url=server.url)], bodies=Bodies(model="m", extra_body=members)
+            ) as transport,
         ):
             found = await transport.probe(Probe(server=0, ask=True))
             return found, [json.loads(body) for _, body, _ in server.requests if body]

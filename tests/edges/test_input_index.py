@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from genpipe.core.errors import ConfigError, ResumeMismatch
-from genpipe.edges import chunks
-from genpipe.edges.chunks import CHUNK_BYTES_MAX, CHUNK_RECORDS_MAX, LINE_BYTES_MAX, Handles, cut_chunk
-from genpipe.edges.input_index import InputIndex, decode_entry, encode_entry
+from genpipe.edges.prompts import chunks
+from genpipe.edges.prompts.chunks import CHUNK_BYTES_MAX, CHUNK_RECORDS_MAX, LINE_BYTES_MAX
+from genpipe.edges.prompts.formats import Handles
+from genpipe.edges.prompts.input_index import InputIndex, decode_entry, encode_entry
 
 
 def record(number, width=0):
@@ -312,17 +313,17 @@ def test_a_line_at_the_limit_is_kept_and_one_over_it_is_passed(tmp_path):
             out.write(line + b"\n")
 
     handles = Handles([path])
-    with handles.reading(0) as handle:
-        first = cut_chunk(handle, file=0, first=0, lines_before=0, start=0)
+    with handles.reading(0) as file:
+        first = file.cut(file=0, first=0, lines_before=0, start=0)
         assert first is not None
-        rest = cut_chunk(handle, file=0, first=2, lines_before=2, start=first.entry.end)
+        rest = file.cut(file=0, first=2, lines_before=2, start=first.entry.end)
         assert rest is not None
-        tail = cut_chunk(handle, file=0, first=3, lines_before=3, start=rest.entry.end)
+        tail = file.cut(file=0, first=3, lines_before=3, start=rest.entry.end)
     handles.close()
 
     assert tail is not None
     assert [len(text or b"") for text in first.texts] == [len(record(0)) + 1, LINE_BYTES_MAX + 1]
-    assert rest.texts == [None]
+    assert rest.texts == ["longer than 64 MiB"]
     assert rest.entry.end - rest.entry.start == LINE_BYTES_MAX + 2
     assert tail.texts == [record(3) + b"\n"]
     with Bench(tmp_path, path) as bench:
@@ -336,9 +337,10 @@ def test_bounds_hold_together():
 
 
 @pytest.mark.parametrize(
-    ("head", "what"), [(b"\x1f\x8b\x08\x00", "gzip"), (b"(\xb5/\xfd\x04", "zstd"), (b"PAR1\x15", "Parquet")]
+    ("head", "what"),
+    [(b"BZh91AY", "bzip2"), (b"\xfd7zXZ\x00", "xz"), (b"PK\x03\x04", "zip"), (b"PARE", "encrypted")],
 )
-def test_packed_input_is_refused_by_name(tmp_path, head, what):
+def test_input_in_a_foreign_form_is_refused_by_name(tmp_path, head, what):
     path = tmp_path / "a"
     path.write_bytes(head)
 

@@ -15,9 +15,11 @@ from hypothesis import strategies as st
 from genpipe.core.bitmap import Bitmap
 from genpipe.core.errors import ConfigError, ResumeMismatch
 from genpipe.core.values import Chunk
-from genpipe.edges.chunks import _PACKED, LINE_BYTES_MAX
-from genpipe.edges.dialects import Dialect
-from genpipe.edges.prompts import READ_BYTES_MAX, JsonlSource, check_files, has_records
+from genpipe.edges.prompts.checking import check_files, has_records
+from genpipe.edges.prompts.chunks import LINE_BYTES_MAX
+from genpipe.edges.prompts.dialects import Dialect
+from genpipe.edges.prompts.formats import FOREIGN, MAGIC
+from genpipe.edges.prompts.source import READ_BYTES_MAX, FileSource
 
 INPUTS = Path(__file__).parents[1] / "cases" / "inputs"
 MANIFEST = {entry["file"]: entry for entry in json.loads((INPUTS / "expected_shared.json").read_text())}
@@ -33,7 +35,7 @@ class Opened:
     """A source over some files, closed at the end."""
 
     def __init__(self, *files, done=(), index_path=None, dialect=None, warn=never, on_mismatch=None):
-        self.source = JsonlSource(
+        self.source = FileSource(
             files=files,
             dialect=dialect or Dialect(),
             index_path=index_path,
@@ -176,7 +178,7 @@ def naive(blobs):
 @given(data=st.data(), blobs=st.lists(st.lists(LINE, max_size=30).map(b"\n".join), min_size=1, max_size=3))
 def test_any_bytes_are_numbered_and_read_as_a_plain_split_does(tmp_path_factory, data, blobs):
     """Whatever is done, however much is read at once, and from what is left of an earlier process's index."""
-    assume(not any(blob.startswith(tuple(_PACKED)) for blob in blobs))
+    assume(not any(blob.startswith((*MAGIC, *FOREIGN)) for blob in blobs))
     folder = tmp_path_factory.mktemp("soup")
     files = [folder / f"in-{place}" for place in range(len(blobs))]
     for file, blob in zip(files, blobs, strict=True):
@@ -335,7 +337,7 @@ def test_input_that_grew_is_read_on(tmp_path):
 def test_closing_is_quick_at_any_moment_and_may_be_repeated(tmp_path):
     path = write(tmp_path / "a", 200_000)
     for reads in (0, 1, 20):
-        source = JsonlSource(
+        source = FileSource(
             files=[path], dialect=Dialect(), index_path=tmp_path / "i", done=Bitmap(), warn=never
         )
 
@@ -458,7 +460,7 @@ def test_verify_rest_finds_a_change_in_done_records_however_short_the_run(tmp_pa
     path.write_bytes(b"".join(records))
 
     async def read_all(done):
-        source = JsonlSource(
+        source = FileSource(
             files=[path], dialect=Dialect(), index_path=index_path, done=done, warn=warnings.append
         )
         try:
@@ -484,7 +486,7 @@ def test_a_run_that_went_further_than_its_input_is_refused_though_the_index_is_l
     path.write_bytes(b'{"prompt": "x"}\n' * 50)
 
     async def read():
-        source = JsonlSource(
+        source = FileSource(
             files=[path],
             dialect=Dialect(),
             index_path=tmp_path / "input.idx",

@@ -1,11 +1,12 @@
 """What stands in the lines of the journal and of failed.jsonl."""
 
 import json
+from dataclasses import replace
 from datetime import datetime
 
 import pytest
 
-from genpipe.edges import lines
+from genpipe.edges import lines, strict_json
 from genpipe.edges.record import Wall, encode_finished, encode_given_up, facts_of
 from tests.edges.samples import WALL, answer, finished, given_up
 
@@ -122,3 +123,71 @@ def test_a_failure_is_one_line_with_a_short_message():
         "_c": "",
     }
     assert lines.index_of(line) == 9
+
+
+def test_a_record_names_its_payload_as_the_request_did():
+    for member in ("messages", "prompt", "text", "input_ids"):
+        record = json.loads(encode_finished(finished(5, member=member), WALL, None))
+
+        assert list(record)[1] == member
+        assert record[member] == [{"role": "user", "content": "prompt 5"}]
+
+
+def test_all_that_a_record_can_have_stands_in_its_place():
+    given = answer(
+        output_tokens=7,
+        usage=None,
+        token_ids={"prompt": [1], "output": [2, 3]},
+        flags=("cut",),
+        steps=[{"response": {"content": "a"}}],
+        rid="r",
+    )
+    own = {
+        "sampling_json": b'"temperature":0.50,"seed":123456789012345678901234567890',
+        "body_json": b'"tools":[{"n":1.10}]',
+    }
+    line = encode_finished(finished(5, given, id_json=b"1", keep_json=b'"k":1', **own), WALL, "abcd")
+
+    record = json.loads(line)
+    assert list(record) == [
+        *("index", "id", "messages", "response", "finish_reason", "usage", "output_tokens", "token_ids"),
+        *("flags", "steps", "sampling", "body", "model", "server", "attempts", "started_at", "latency_s"),
+        *("rid", "k", "settings", "_c"),
+    ]
+    assert b',"sampling":{"temperature":0.50,"seed":123456789012345678901234567890},"body":{"tools"' in line
+    assert b'"body":{"tools":[{"n":1.10}]},' in line
+    assert record["token_ids"] == {"prompt": [1], "output": [2, 3]}
+    assert record["steps"] == [{"response": {"content": "a"}}]
+    assert facts_of(lines.body_of(line)) == (7, ("cut",))
+
+
+def test_a_record_has_only_what_its_prompt_has_of_its_own():
+    only_sampling = json.loads(encode_finished(finished(5, sampling_json=b'"n":1'), WALL, None))
+    only_body = json.loads(encode_finished(finished(5, body_json=b'"n":1'), WALL, None))
+
+    assert (only_sampling["sampling"], only_sampling.keys() & {"body"}) == ({"n": 1}, set())
+    assert (only_body["body"], only_body.keys() & {"sampling"}) == ({"n": 1}, set())
+    assert not json.loads(encode_finished(finished(5), WALL, None)).keys() & {
+        *("sampling", "body", "token_ids", "steps"),
+    }
+
+
+def test_an_answer_that_is_nested_3000_deep_is_written_and_read_back():
+    deep = strict_json.loads(b"[" * 3000 + b"]" * 3000)
+    given = answer(response={"content": None, "reasoning_content": None, "tool_calls": deep})
+
+    line = encode_finished(finished(5, given), WALL, None)
+
+    assert b'"tool_calls":' + b"[" * 3000 + b"]" * 3000 in line
+    assert facts_of(lines.body_of(line)) == (7, ())
+
+
+def test_what_a_failed_conversation_made_is_kept_with_it():
+    made = b'"messages":[{"role":"user","content":"a"}],"steps":[{"usage":{"completion_tokens":1.0}}]'
+
+    line = encode_given_up(replace(given_up(9), made_json=made))
+
+    record = json.loads(line)
+    assert list(record)[-4:] == ["for_good", "messages", "steps", "_c"]
+    assert made in line
+    assert lines.decode(line) is not None

@@ -18,8 +18,10 @@ from aiohttp.abc import ResolveResult
 from genpipe.core.errors import ConfigError, FaultKind, PromptFault, ServerFault
 from genpipe.core.values import Prompt, Reply, Start
 from genpipe.edges import strict_json
+from genpipe.edges.answers import examine
 from genpipe.edges.connections import Names
-from genpipe.edges.replies import REPLY_BYTES_MAX, examine
+from genpipe.edges.replies import REPLY_BYTES_MAX
+from genpipe.edges.requests import Bodies
 from genpipe.edges.sglang import IDLE_RACE_S, Endpoint, Monotonic, SglangTransport, open_session
 from genpipe.sim.orders import parse_mode
 from genpipe.sim.server import SimConfig, SimFleet
@@ -49,7 +51,8 @@ def start_of(text="hello", *, attempt=1, server=0):
 
 def transport_to(*urls, members=None, timeout_s=None, **endpoint):
     endpoints = [Endpoint(url=url, **endpoint) for url in urls]
-    return SglangTransport(endpoints, model="m", members=members or {}, timeout_s=timeout_s)
+    bodies = Bodies(model="m", extra_body=members)
+    return SglangTransport(endpoints, bodies=bodies, timeout_s=timeout_s)
 
 
 def with_fleet(test, *, timeout_s=None, members=None, loop=None, **config):
@@ -518,7 +521,7 @@ def test_usage_of_another_shape_is_none(usage):
 @pytest.mark.parametrize(
     ("orders", "flags", "reasoning"),
     [
-        ("reason=300 content=empty finish=length", ("empty", "cut"), True),
+        ("reason=300 content=empty finish=length", ("empty", "cut", "unclosed_think"), True),
         ("reason=300 content=null finish=stop", ("empty",), True),
         ("reason=50 tokens=20", (), True),
         ("tokens=20 finish=length", ("cut",), False),
@@ -1283,7 +1286,7 @@ def test_names_that_fail_at_first_are_charged_to_no_prompt_and_found_later():
         async with (
             RawServer(always(http(GOOD))) as server,
             SglangTransport(
-                [Endpoint(url=named(server.url))], model="m", members={}, names=Names(look_up)
+                [Endpoint(url=named(server.url))], bodies=Bodies(model="m"), names=Names(look_up)
             ) as transport,
         ):
             faults = []
@@ -1363,7 +1366,7 @@ def test_a_name_that_nobody_looks_up_in_time_is_unreachable():
     async def main():
         names = Names(_slow_look_up)
         server = Endpoint(url="http://server.example:1")
-        async with SglangTransport([server], model="m", members={}, names=names) as transport:
+        async with SglangTransport([server], bodies=Bodies(model="m"), names=names) as transport:
             await transport.generate(start_of())
 
     began_s = time.monotonic()

@@ -5,10 +5,10 @@ import math
 
 import orjson
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from genpipe.edges.strict_json import dumps, loads, raw_member
+from genpipe.edges.strict_json import dumps, exact_member, loads, loads_numbers, no_numbers, raw_member
 
 plain = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(codec="utf-8")),
@@ -161,6 +161,127 @@ def test_other_values_are_copied_as_strict_json(source, copied):
     line = b'{"id": %s, "x": 1}' % source
 
     assert raw_member(line, loads(line), "id") == copied
+
+
+@pytest.mark.parametrize("field", ["id", "k\ufffd", "last"])
+def test_the_member_that_is_copied_is_the_one_that_counts(field):
+    """Of keys given twice the last; not one that stands deeper; with escapes, white space and all."""
+    line = (
+        b' { "\\u0069d" : 1.0 , "x":{"id":5.0,"last":[{}]},"k\\udfff":"s}", "id"\r:\t2.0, "y":"\\"id\\":7.0",'
+        b'"k\\ud800" : 3.0 , "last": [4.0, "}", {"a":"]"}] }\n'
+    )
+
+    wanted = {"id": b"2.0", "k\ufffd": b"3.0", "last": b'[4.0,"}",{"a":"]"}]'}
+    assert raw_member(line, loads(line), field) == wanted[field]
+
+
+def test_words_that_are_no_numbers_are_found_in_one_member_and_not_in_another():
+    line = b'{"a": [NaN, {"b": -Infinity}, "NaN", 1e400], "c": [1e300, "Infinity"], "d": NaN}'
+
+    assert no_numbers(line, "a") == ["NaN", "-Infinity", "1e400"]
+    assert no_numbers(line, "c") == []
+
+
+def test_numbers_may_be_read_as_anything():
+    data = b'{"a": [1, 2.50, -0, 12345678901234567890123], "b": NaN, "c": 1e400, "d": "\xc3\xa9"}'
+
+    seen = loads_numbers(data, lambda digits: f"<{digits}>")
+
+    assert seen == {
+        "a": ["<1>", "<2.50>", "<-0>", "<12345678901234567890123>"],
+        "b": None,
+        "c": None,
+        "d": "é",
+    }
+    assert dumps(loads_numbers(data, orjson.Fragment)).startswith(b'{"a":[1,2.50,-0,12345678901234567890123]')
+
+
+# ---- depth ----
+
+deep = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | odd_text,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner, max_size=4),
+    max_leaves=10,
+)
+
+
+def wrapped(data, levels, around):
+    opener, closer = around
+    return opener * levels + data + closer * levels
+
+
+AROUND = [(b"[", b"]"), (b'{"a":', b"}"), (b'[0,{"a" : ', b"} , 1 ]")]
+
+
+@pytest.mark.parametrize("around", AROUND)
+@given(value=deep)
+@settings(max_examples=10, deadline=None)
+def test_what_is_nested_too_deeply_for_libraries_is_read_and_written_like_the_rest(around, value):
+    levels = 1_100
+    data = json.dumps(value).encode()
+
+    read = loads(wrapped(data, levels, around))
+    written = dumps(read)
+
+    compact = [part.replace(b" ", b"") for part in around]
+    assert written == wrapped(dumps(value), levels, compact)
+
+
+@pytest.mark.parametrize(
+    "inner",
+    [
+        *(b"", b"1,", b",", b"1 2", b'{"a"}', b'{"a":}', b'{"a":1,}', b"{1:2}", b'{"a" 1}', b"'a'", b"tru"),
+        *(
+            b"01",
+            b"+1",
+            b"1.",
+            b".5",
+            b"1e",
+            b'"\x01"',
+            b'"\\x"',
+            b'"a',
+            b"-",
+            b"]",
+            b"{]",
+            b'{"a":1]',
+            b"[1}",
+        ),
+    ],
+)
+def test_what_is_no_json_is_none_at_any_depth(inner):
+    with pytest.raises(ValueError, match="not JSON") as caught:
+        loads(b"[" * 1_500 + b"[1," + inner + b"]" + b"]" * 1_500)
+
+    assert len(str(caught.value)) < 100
+
+
+def test_what_follows_a_deep_value_is_no_part_of_it():
+    data = wrapped(b"1", 1_500, AROUND[0])
+
+    assert dumps(loads(data + b" \n\t")) == data
+    with pytest.raises(ValueError, match="not JSON"):
+        loads(data + b" x")
+    with pytest.raises(ValueError, match="not JSON"):
+        loads(data[:-1])
+
+
+def test_deep_strings_are_read_without_halves_of_pairs():
+    value = loads(wrapped(rb'"\ud800 \ud83d\ude00"', 1_500, AROUND[0]))
+
+    for _ in range(1_500):
+        (value,) = value
+    assert value == "\ufffd \U0001f600"
+
+
+def test_a_deep_value_is_copied_digit_for_digit():
+    source = wrapped(b'1.0,1e3,-0,123456789012345678901,NaN,1e400,"\\ud800"', 3_000, AROUND[0])
+    wanted = wrapped(b'1.0,1e3,-0,123456789012345678901,null,null,"\xef\xbf\xbd"', 3_000, AROUND[0])
+    line = b'{"id": %s, "b": {"id": 1.0}}' % source
+
+    assert raw_member(line, loads(line), "id") == wanted
+    assert no_numbers(line, "id") == ["NaN", "1e400"]
+    assert no_numbers(line, "b") == []
+    assert dumps(exact_member(line, loads(line), "b")) == b'{"id":1.0}'
 
 
 def test_a_value_deeper_than_orjson_writes_is_copied_all_the_same():

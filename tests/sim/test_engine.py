@@ -59,7 +59,7 @@ def test_seeds_make_worlds_with_trouble_of_every_kind():
 
     assert any(world.stop_s is not None for world in worlds)
     assert any(change.limit == 0 for world in worlds for change in world.changes)
-    for share in ("refused", "cursed", "kills", "hangs", "bad", "long"):
+    for share in ("refused", "cursed", "kills", "hangs", "stuck", "bad", "long", "talks"):
         assert any(getattr(world, f"{share}_share") and world.prompts > 50 for world in worlds)
     for trouble in ("busy_over", "retry_after_s", "joins_s", "starting", "crashes", "swallows", "lies"):
         assert any(getattr(law, trouble) for law in laws)
@@ -77,6 +77,41 @@ def test_seeds_try_every_setting_on_both_sides():
         same = [getattr(settings, name) == getattr(usual, name) for settings in tried]
         assert any(same)
         assert not all(same)
+
+
+# ---- conversations ----
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"longest_first": True}, {"backlog_records_max": 4, "hedge": False}]
+)
+def test_conversations_come_to_their_end_one_after_the_other(settings):
+    """No more of them are under way than there are slots, and no turn is asked twice."""
+    world = World(seed=3, prompts=300, servers=fleet(3), talks_share=1.0)
+    engine = Engine(world, FlowSettings(**{"ramp_s": 0.0, **settings}))
+    waiting = []
+    engine.watch = lambda now_s: waiting.append(
+        sum(work.past is not None for work in engine.core._waiting.ready)
+    )
+    outcome = engine.run()
+
+    assert len(outcome.done) == 300
+    assert outcome.attempts - outcome.counts.get("hedges", 0) == sum(engine._script.turns)
+    assert outcome.counts["turns that others follow"] > 600
+    assert max(waiting) <= 24
+
+
+def test_a_conversation_near_the_end_is_hedged_turn_by_turn_and_late_answers_lead_nowhere():
+    """Slow turns everywhere, and answers that come in the very moment in which they are called off."""
+    counts = [
+        Engine(
+            World(seed=seed, prompts=60, servers=fleet(3, sigma=1.2), talks_share=1.0, tardy=1.0)
+        ).run().counts
+        for seed in range(12)
+    ]  # fmt: skip
+
+    assert sum(each.get("hedges", 0) for each in counts) > 10
+    assert sum(each.get("late answers dropped", 0) for each in counts) > 3
 
 
 # ---- liveness and fairness ----

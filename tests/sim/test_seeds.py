@@ -7,15 +7,17 @@ from typing import Any
 import pytest
 
 from genpipe.core import poison
+from genpipe.core.errors import PromptFault
 from genpipe.core.flow import Core
+from genpipe.core.values import Finished, GivenUp
 from genpipe.sim.engine import Engine
 from genpipe.sim.seeds import main
 from genpipe.sim.world import from_seed
 
 SEEDS_TO_FIND = 60
 
-FIRST_SEED = {"TakesStatusForLife": 60}
-"""Where the search for a rare one begins: this one shows in about one world of thirty."""
+FIRST_SEED = {"TakesStatusForLife": 60, "GoesOnWhileStopping": 30}
+"""Where the search for a rare one begins: these show in about one world of thirty."""
 
 
 class SendsAfterTheStop(Core):
@@ -249,12 +251,131 @@ class KeepsTwins(Spoilt):
         self._flights.call_off_twins = lambda work: None
 
 
+class Talkative(Spoilt):
+    """A core with other ideas of what follows on a turn of a conversation."""
+
+    def spoil(self: Any):
+        answered = self._outcomes.answered
+
+        def step(start, answer, now_s):
+            work = self._flights._flights[start.attempt].work
+            is_step = answer.more is not None and not work.ended
+            if is_step:
+                self.before(work)
+            answered(start, answer, now_s)
+            if is_step:
+                self.after(start, answer, work, now_s)
+
+        self._outcomes.answered = step
+        go_on = self._outcomes._go_on
+
+        def change(work):
+            self.change(work)
+            go_on(work)
+
+        self._outcomes._go_on = change
+
+    def before(self, work):
+        pass
+
+    def after(self, start, answer, work, now_s):
+        pass
+
+    def change(self, work):
+        pass
+
+
+class KeepsTwinsOfATurn(Talkative):
+    """What is in flight a second time goes on though its turn was answered."""
+
+    def before(self: Any, work):
+        self._flights.call_off_twins = lambda work: None
+
+    def after(self: Any, start, answer, work, now_s):
+        del self._flights.call_off_twins
+
+
+class GoesOnFromLateAnswers(Talkative):
+    def after(self, start, answer, work, now_s):
+        work.ended = False
+
+
+class CountsEachTurnAsDone(Talkative):
+    def after(self: Any, start, answer, work, now_s):
+        url, tries, started_s = "http://s0", start.tries, start.started_s
+        self._saving.hold(
+            Finished(
+                prompt=start.prompt,
+                answer=answer,
+                server=url,
+                tries=tries,
+                started_s=started_s,
+                latency_s=1.0,
+            )
+        )
+
+
+class CountsTokensTwice(Talkative):
+    def change(self, work):
+        work.past = replace(work.past, tokens=0)
+
+
+class ForgetsTries(Talkative):
+    def change(self, work):
+        work.tries = 0
+
+
+class AsksTheSameTurnAgain(Talkative):
+    def after(self: Any, start, answer, work, now_s):
+        if self._waiting.ready:
+            self._waiting.ready[0].prompt = start.prompt
+
+
+class GoesOnWhileStopping(Spoilt):
+    def spoil(self: Any):
+        self._outcomes._go_on = self._waiting.put_back
+
+
+class SendsNextTurnsLast(Spoilt):
+    def spoil(self: Any):
+        go_on = self._outcomes._go_on
+        self._outcomes._go_on = lambda work: (
+            go_on(work) if self.stopping or work.marked else self._waiting.ready.append(work)
+        )
+
+
+class DropsWhatWasMade(Spoilt):
+    def spoil(self: Any):
+        hold = self._saving.hold
+        self._saving.hold = lambda ended: hold(
+            replace(ended, made_json=b"") if isinstance(ended, GivenUp) else ended
+        )
+
+
+class BlamesServersForWhatLeadsNowhere(Spoilt):
+    """Takes a good answer that no conversation goes on from for a request that was hung up on."""
+
+    def spoil(self: Any):
+        failed = self._outcomes.failed
+
+        def blame(start, error, now_s):
+            landed = self._flights._flights[start.attempt].landed_s is not None
+            failed(start, error, now_s)
+            if landed and isinstance(error, PromptFault):
+                self.fleet.hold_back(self.fleet.servers[start.server], now_s)
+
+        self._outcomes.failed = blame
+
+
 MUTANTS = [
     ChargesAlways, SendsAfterTheStop, NeverBenches, ForgetsSleepers, BackoffHoldsItsSlot, ForgetsItsTimer,
     HurriesItsCommits, DropsWhatItCancels, ReusesSlotsAtOnce, SendsMarkedOnesTogether, ForgetsDeaths,
     NeverDecidesDoubts, GivesThreeDeathsToAll, WatchesNobody, TakesStatusForLife, GivesUpTheHonest,
     CountsLateAnswers, HedgesOnTheSameServer, ForgetsChangesInTheBooks, SendsToAliens, NeverLooksAgain,
     KeepsTwins, SkipsTheTrial, RetriesAtOnce, KeepsToOldLimits,
+    KeepsTwinsOfATurn, GoesOnFromLateAnswers, CountsEachTurnAsDone, CountsTokensTwice, ForgetsTries,
+    AsksTheSameTurnAgain, GoesOnWhileStopping, SendsNextTurnsLast, DropsWhatWasMade,
+    BlamesServersForWhatLeadsNowhere,
 ]  # fmt: skip
 
 LATE = {NeverBenches, HedgesOnTheSameServer, CountsLateAnswers, SendsToAliens}

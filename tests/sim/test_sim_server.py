@@ -428,3 +428,108 @@ def test_answers_at_once_are_cheap():
 
     # The client costs more than the server here, and machines differ: the bound is a coarse one.
     assert with_fleet(test, reply_bytes=12_000) < 3.0
+
+
+# ---- what newer servers have, and what a request can ask for ----
+
+
+def ask(path, request_, **config):
+    async def test(fleet, session):
+        return await post(session, fleet.urls[0] + path, request_)
+
+    status, reply = with_fleet(test, orders=True, **config)
+    assert status == 200, reply
+    return reply
+
+
+USER = {"role": "user", "content": "<<reason=10 tokens=20>>"}
+
+
+def test_ids_come_from_0_5_17_on_and_only_where_they_are_asked_for():
+    plain = {"model": "m", "messages": [USER]}
+    asked = {**plain, "return_token_ids": True, "n": 2}
+
+    newer = ask(CHAT, asked)["choices"]
+    assert [len(choice["token_ids"]) for choice in newer] == [30, 30]
+    assert len(newer[0]["prompt_token_ids"]) > 0
+    assert "token_ids" not in ask(CHAT, plain)["choices"][0]
+    assert "token_ids" not in ask(CHAT, asked, snapshot_loads=False)["choices"][0]
+    ids = {"model": "m", "prompt": [5, 6], "return_token_ids": True}
+    assert ask("/v1/completions", ids)["choices"][0]["prompt_token_ids"] == [5, 6]
+
+
+def test_prompt_ids_of_generate_come_from_0_5_17_on_and_ids_of_answers_always():
+    asked = {"input_ids": [5, 6], "return_prompt_token_ids": True}
+
+    assert ask("/generate", asked)["prompt_token_ids"] == [5, 6]
+    older = ask("/generate", asked, snapshot_loads=False)
+    assert "prompt_token_ids" not in older
+    assert len(older["output_ids"]) == 16
+
+
+@pytest.mark.parametrize(("newer", "begins"), [(True, True), (False, False)])
+def test_each_of_several_samples_has_an_id_of_its_own(newer, begins):
+    rid = "f" * 32
+    generated = ask("/generate", {"text": "x", "sampling_params": {"n": 2}, "rid": rid}, snapshot_loads=newer)
+    chat = ask(CHAT, chat_of("x", n=2, rid=rid), snapshot_loads=newer)
+    ids = [*(item["meta_info"]["id"] for item in generated), chat["id"]]
+
+    assert len(set(ids)) == 3
+    assert [given.startswith(rid + "_") for given in ids] == [begins] * 3
+    assert ask(CHAT, chat_of("x", rid=rid), snapshot_loads=newer)["id"] == rid
+
+
+@pytest.mark.parametrize(
+    ("fields", "thinks"),
+    [
+        ({}, True),
+        ({"chat_template_kwargs": {"enable_thinking": False}}, False),
+        ({"chat_template_kwargs": {"thinking": False}}, False),
+        ({"reasoning_effort": "none"}, False),
+        ({"reasoning_effort": "high"}, True),
+        (
+            {"chat_template_kwargs": {"enable_thinking": True, "thinking": True}, "reasoning_effort": "none"},
+            True,
+        ),
+        ({"chat_template_kwargs": {"other": False}}, True),
+    ],
+)
+def test_thinking_can_be_switched_off(fields, thinks):
+    reply = ask(CHAT, {"model": "m", "messages": [USER], **fields})
+
+    assert (reply["choices"][0]["message"]["reasoning_content"] is not None) is thinks
+    assert reply["usage"]["completion_tokens"] == (30 if thinks else 20)
+
+
+def test_thinking_that_is_not_taken_apart_stands_in_the_text_between_its_marks():
+    whole = text_of(ask(CHAT, {"model": "m", "messages": [USER], "separate_reasoning": False}))
+    cut = text_of(ask(CHAT, {"model": "m", "messages": [USER], "separate_reasoning": False, "max_tokens": 5}))
+
+    assert whole.startswith("<think>\nthinking ")
+    assert "\n</think>\n\necho " in whole
+    assert cut.startswith("<think>\nthinking ")
+    assert "</think>" not in cut
+
+
+def test_tools_are_called_until_one_has_answered():
+    user = {"role": "user", "content": "<<tools=look,find>>"}
+    reply = ask(CHAT, {"model": "m", "messages": [user]})
+    message = reply["choices"][0]["message"]
+    result = {"role": "tool", "content": "4", "tool_call_id": message["tool_calls"][0]["id"]}
+    after = ask(CHAT, {"model": "m", "messages": [user, message, result]})
+
+    assert [call["function"]["name"] for call in message["tool_calls"]] == ["look", "find"]
+    assert (message["content"], reply["choices"][0]["finish_reason"]) == (None, "tool_calls")
+    assert len({call["id"] for call in message["tool_calls"]}) == 2
+    assert text_of(after).startswith("echo ")
+    assert '"name": "find"' in ask("/generate", {"text": "<<tools=look,find>>"})["text"]
+
+
+def test_log_probabilities_can_be_nested_deeply():
+    async def test(fleet, session):
+        async with session.post(fleet.urls[0] + CHAT, json=chat_of("<<deep=2000>>")) as reply:
+            return await reply.read()
+
+    body = with_fleet(test, orders=True)
+
+    assert b'"logprobs":' + b"[" * 2000 + b"]" * 2000 + b"," in body

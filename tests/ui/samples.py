@@ -46,7 +46,10 @@ def progress(**changes) -> dict[str, Any]:
         "dispatch_gap_ms": {"p50": 0.7, "p99": 1.5, "max": 9.0},
         "loop_lag_ms": None,
         "verdict": None,
-        "quality": {"empty": 0, "cut": 0, "looping": None, "unclosed_think": None},
+        "quality": {
+            **dict.fromkeys(["empty", "cut", "looping", "unclosed_think", "short"], 0),
+            "shares": {"whole": None, "recent": None},
+        },
         "servers": [server()],
         "s3": None,
         "last_error": None,

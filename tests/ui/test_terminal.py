@@ -3,12 +3,19 @@
 import math
 import re
 from datetime import datetime
+from typing import get_args
 
 import pytest
 
 from genpipe.core.values import BadLine, CheckReport
+from genpipe.edges.prompts.shapes import Shape
 from genpipe.ui import terminal
 from tests.ui.samples import UNKNOWN, progress, server
+
+SHARES = {
+    "whole": {"empty": 0.0012, "cut": 0.48, "looping": 0.02, "unclosed_think": 0.12, "short": 0.87},
+    "recent": None,
+}
 
 AWAY = server(
     7,
@@ -311,17 +318,36 @@ def test_a_run_that_is_over_has_no_end_to_come(state):
 
 
 def test_what_is_odd_about_the_answers_is_said_and_nothing_is_said_of_nothing():
-    quality = {"empty": 3, "cut": 1_200, "looping": None, "unclosed_think": None}
+    quality = {"empty": 3, "cut": 1_200, "looping": 0, "unclosed_think": 0, "short": 0, "shares": SHARES}
     page = terminal.status(
         progress(quality=quality, usage_unknown=7, last_error="http://a: 500: oh", failed=2)
     )
 
-    assert "answers   3 empty, 1,200 cut off at the length limit" in page
+    assert "answers   3 empty (0.1 %), 1,200 cut off at the length limit (48 %)" in page
     assert "(not counted in 7)" in page
     assert "error     http://a: 500: oh (the last one)" in page
     assert ", 2 failed" in page
     for word in ("\nanswers", "not counted", "\nerror", "failed"):
         assert word not in terminal.status(progress())
+
+
+def test_all_that_can_be_odd_about_answers_is_shown_and_folded():
+    flags = ("empty", "cut", "looping", "unclosed_think", "short")
+    quality = dict.fromkeys(flags, 4_321_765) | {"shares": SHARES}
+    lines = terminal.status(progress(quality=quality)).splitlines()
+    (place,) = [place for place, line in enumerate(lines) if line.startswith("answers ")]
+
+    assert " ".join(f"{lines[place]} {lines[place + 1]}".split()) == (
+        "answers 4,321,765 empty (0.1 %), 4,321,765 cut off at the length limit (48 %), "
+        "4,321,765 looping (2.0 %), 4,321,765 within their reasoning (12 %), 4,321,765 short (87 %)"
+    )
+    assert max(map(len, lines)) <= 110
+
+
+def test_a_report_of_an_earlier_version_is_shown_too():
+    quality = {"empty": 3, "cut": 0, "looping": None, "unclosed_think": None}
+
+    assert "\nanswers   3 empty\n" in terminal.status(progress(quality=quality))
 
 
 @pytest.mark.parametrize(
@@ -354,18 +380,49 @@ def report(**changes):
 
 
 def test_the_report_of_a_check_counts_records_shapes_and_bad_lines():
-    bad = tuple(BadLine(index=n, file="in.jsonl", line=n + 1, reason="not JSON") for n in range(2))
-    lines = terminal.check_report(report(bad_count=5, bad_lines=bad, blank_lines=1)).splitlines()
+    where = [("in.jsonl", 1), ("in.jsonl", 2), ("in.jsonl", 4), ("b.jsonl", 5)]
+    bad = tuple(
+        BadLine(index=n, file=file, line=line, reason="not JSON") for n, (file, line) in enumerate(where)
+    )
+    lines = terminal.check_report(report(bad_count=7, bad_lines=bad, blank_lines=1)).splitlines()
 
     assert lines == [
         "1,000 records in 123,456 bytes, 1 blank line",
         "good      300 messages, 700 prompt",
         "payload   31 to 1,234 bytes",
-        "bad       5",
-        "  in.jsonl:1: not JSON",
-        "  in.jsonl:2: not JSON",
+        "bad       7",
+        "  in.jsonl:1-2: not JSON",
+        "  in.jsonl:4: not JSON",
+        "  b.jsonl:5: not JSON",
         "  and 3 more",
     ]
+
+
+def test_the_report_names_shapes_in_words_and_says_what_would_help():
+    names = ("input_ids", "text", "question", "prompt", "alpaca", "turns", "sharegpt", "messages")
+    shapes = dict(zip(names, range(996, 1004), strict=True))
+    hints = (("request.multi_turn=true", 1200), ("input.dialect=text", 1))
+
+    lines = terminal.check_report(
+        report(shapes=shapes, bad_count=1201, bad_lines=(), several_turns=1500, hints=hints)
+    ).splitlines()
+
+    assert lines[1] == (
+        "good      1,003 messages, 1,002 conversations (ShareGPT), 1,001 turns, 1,000 instruction (Alpaca), "
+        "999 prompt, 998 question, 997 text, 996 input_ids"
+    )
+    assert lines[2:] == [
+        "turns     1,500 with more than one turn of the user",
+        "payload   31 to 1,234 bytes",
+        "bad       1,201",
+        "  and 1,201 more",
+        "hint      with --set request.multi_turn=true, 1,200 of the bad could be read",
+        "hint      with --set input.dialect=text, 1 of the bad could be read",
+    ]
+
+
+def test_every_shape_of_a_record_has_a_name_for_users():
+    assert set(terminal.SHAPES) == set(get_args(Shape))
 
 
 def test_the_report_of_an_empty_input_has_no_payload():

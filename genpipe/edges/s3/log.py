@@ -84,7 +84,12 @@ class Tail:
 
 
 def run_id_of(objects: Objects) -> str:
-    """The run that a prefix holds.
+    """The run that a prefix holds; raises as :func:`run_at` does."""
+    return str(run_at(objects)["run_id"])
+
+
+def run_at(objects: Objects) -> dict[str, Any]:
+    """What ``run.json`` says of the run that a prefix holds.
 
     Raises:
         ConfigError: it holds none, or ``run.json`` is not to be understood.
@@ -96,7 +101,7 @@ def run_id_of(objects: Objects) -> str:
         raise ConfigError(
             f"{objects.name} holds no run: there is no {layout.RUN}. Give the prefix that `--s3` named"
         )
-    return str(parse_run(fetched.data, name)["run_id"])
+    return parse_run(fetched.data, name)
 
 
 def numbers_of(objects: Objects) -> list[int]:

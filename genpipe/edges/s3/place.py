@@ -40,8 +40,9 @@ class Place:
 
     @property
     def prefix(self) -> str:
-        """What all keys begin with, with a slash at its end."""
-        return self.uri.removeprefix("s3://").partition("/")[2] + "/"
+        """What all keys begin with, with a slash at its end; nothing, for a whole bucket."""
+        below = self.uri.removeprefix("s3://").partition("/")[2]
+        return below + "/" if below else ""
 
     def write(self, folder: Path, files: Files) -> None:
         """Note it in a run folder, whose lock the caller holds, unless just that is noted there.

@@ -2,6 +2,7 @@
 
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from genpipe.edges import reading
 from genpipe.edges.reading import Held, Inventory, Lack
@@ -15,6 +16,7 @@ from genpipe.edges.s3.log import (
     read_log,
     read_tails,
     report_at,
+    run_at,
     run_id_of,
 )
 from genpipe.edges.s3.objects import Objects
@@ -43,9 +45,9 @@ class S3Shelf:
         """See :class:`Shelf`."""
         return None
 
-    def check(self) -> None:
+    def run(self) -> dict[str, Any]:
         """See :class:`Shelf`."""
-        run_id_of(self._objects)
+        return run_at(self._objects)
 
     def is_at_work(self) -> bool:
         """See :class:`Shelf`; whatever is read here was put whole."""

@@ -9,7 +9,7 @@ import pytest
 
 from genpipe.core.errors import ConfigError, ObjectStoreError, TroubleKind
 from genpipe.edges import lines
-from genpipe.edges.export import Records, export_to_file, export_to_stream
+from genpipe.edges.export.export import Records, export_to_file, export_to_stream
 from genpipe.edges.files import OsFiles
 from genpipe.edges.folder_shelf import FolderShelf, Prefix
 from genpipe.edges.lock import FolderLock
@@ -38,7 +38,9 @@ def bytes_of(shelf, *, warnings=None):
     """What is exported, and how it ended; the same into a file as into a stream."""
     told: list[str] = []
     stream = io.BytesIO()
-    exported = export_to_stream(shelf, stream, warn=told.append, progress=lambda *_: None)
+    exported = export_to_stream(
+        shelf, stream, OsFiles(), force=False, warn=told.append, progress=lambda *_: None
+    )
     assert told == [] if warnings is None else warnings.extend(told) is None
     return stream.getvalue(), exported
 
@@ -74,7 +76,12 @@ def test_the_total_is_that_of_the_last_report_in_s3(objects):
 def test_progress_counts_the_shards_lines_up_to_all_of_them(folder, objects):
     steps: list[tuple[int, int]] = []
     export_to_stream(
-        S3Shelf(objects), io.BytesIO(), warn=pytest.fail, progress=lambda *step: steps.append(step)
+        S3Shelf(objects),
+        io.BytesIO(),
+        OsFiles(),
+        force=False,
+        warn=pytest.fail,
+        progress=lambda *step: steps.append(step),
     )
     size_bytes = sum(path.stat().st_size for path in (folder / "shards").iterdir())
 

@@ -1,11 +1,11 @@
 """``input.idx``: where the chunks of the input begin and end, and what they held when this run began.
 
-A chunk is up to 1,000 records or 4 MiB, whichever is first, of one file. The index lets a resumed run seek
-over what is done, and shows whether the input is still the one that the record numbers were counted in.
+A chunk is up to 1,000 records or 4 MiB, whichever is first, of one file (of Parquet, of one row group). The
+index lets a resumed run seek over what is done, and shows whether the input is still the one that the record
+numbers were counted in. Of a packed file the text is what counts: it may be packed anew, or unpacked.
 It is derived: it is extended as the input is read, never synced, and indexed again where it is lost.
 """
 
-import hashlib
 import os
 import threading
 from array import array
@@ -14,10 +14,10 @@ from pathlib import Path
 
 from genpipe.core.errors import ConfigError, ResumeMismatch
 from genpipe.edges import lines
-from genpipe.edges.chunks import Cut, Entry, Handles, check_readable, cut_chunk, digest_of
+from genpipe.edges.prompts.chunks import Cut, Entry, LineFile
+from genpipe.edges.prompts.formats import Handles, check_readable, length_of
 from genpipe.edges.strict_json import loads
 
-_PIECE_BYTES = 1 << 20
 _LINE_BYTES_MAX = 4_096
 _WIDTH = len(Entry.__slots__)
 _WHAT_NEXT = "restore the file, or start a new run in another folder"
@@ -29,7 +29,7 @@ class InputIndex:
     Any number of threads may use it, each with its own :class:`Handles`.
 
     Attributes:
-        total: records in the whole input; None until it has been read to its end.
+        total: records in the whole input; None until it has been read to its end, or is known from elsewhere.
     """
 
     def __init__(
@@ -48,10 +48,12 @@ class InputIndex:
             ConfigError: an input file cannot be read.
             ResumeMismatch: the sizes show that the input is not what this run began with.
         """
-        sizes = [check_readable(file) for file in files]
-        if not sizes:
+        self._facts = [check_readable(file) for file in files]
+        if not self._facts:
             raise ConfigError("no input file is given: name one with --prompts or input.paths")
         self.total: int | None = None
+        # Whether all chunks are known.
+        self._is_whole = False
         self._files = files
         self._lock = threading.Lock()
         self._columns = array("Q")
@@ -61,7 +63,8 @@ class InputIndex:
         self._descriptor: int | None = None
         if path is not None:
             self._open(path, resumed=resumed)
-        self._check_sizes(sizes)
+        self._loaded = len(self)
+        self._check_ends([length_of(file, facts) for file, facts in zip(files, self._facts, strict=True)])
 
     def __len__(self) -> int:
         return len(self._columns) // _WIDTH
@@ -83,9 +86,8 @@ class InputIndex:
             ResumeMismatch: the chunk's bytes are not those that were indexed.
         """
         entry = self.entry(number)
-        with handles.reading(entry.file) as handle:
-            cut = cut_chunk(
-                handle,
+        with handles.reading(entry.file) as file:
+            cut = file.cut(
                 file=entry.file,
                 first=entry.first,
                 lines_before=self._lines_before(number),
@@ -94,7 +96,7 @@ class InputIndex:
             )
         if cut is None or cut.entry != entry:
             raise self._differs(entry)
-        self._verified[number] = 1
+        self._set_verified(number, entry, handles)
         return cut
 
     def verify(self, number: int, handles: Handles) -> bool:
@@ -107,16 +109,11 @@ class InputIndex:
         if self._verified[number]:
             return False
         entry = self.entry(number)
-        hasher = hashlib.sha256()
-        left = entry.end - entry.start
-        with handles.reading(entry.file) as handle:
-            handle.seek(entry.start)
-            while left and (piece := handle.read(min(left, _PIECE_BYTES))):
-                hasher.update(piece)
-                left -= len(piece)
-        if left or digest_of(hasher) != entry.digest:
+        with handles.reading(entry.file) as file:
+            digest = file.digest(entry.start, entry.end)
+        if digest != entry.digest:
             raise self._differs(entry)
-        self._verified[number] = 1
+        self._set_verified(number, entry, handles)
         return True
 
     def extend(self, number: int, handles: Handles, *, keep: bool = True) -> Cut | None:
@@ -127,21 +124,22 @@ class InputIndex:
 
         Raises:
             ConfigError: the file cannot be read.
+            ResumeMismatch: the last line of a packed file that was indexed before goes on.
         """
         with self._lock:
-            if number < len(self) or self.total is not None:
+            if number < len(self) or self._is_whole:
                 return None
             file, first, line_count, start = self._end()
+            if number and number == self._loaded and self._is_packed(file):
+                self._check_last_line(self.entry(number - 1), handles)
             while file < len(self._files):
-                with handles.reading(file) as handle:
-                    cut = cut_chunk(
-                        handle, file=file, first=first, lines_before=line_count, start=start, keep=keep
-                    )
+                with handles.reading(file) as opened:
+                    cut = opened.cut(file=file, first=first, lines_before=line_count, start=start, keep=keep)
                 if cut is not None:
                     self._append(cut.entry)
                     return cut
                 file, line_count, start = file + 1, 0, 0
-            self.total = first
+            self.total, self._is_whole = first, True
             return None
 
     def close(self) -> None:
@@ -237,42 +235,69 @@ class InputIndex:
             and entry.lines >= line_count
         )
 
-    def _check_sizes(self, sizes: list[int]) -> None:
-        """What the sizes alone tell, at the start: shrunk, grown in the middle, or already counted."""
+    def _set_verified(self, number: int, entry: Entry, handles: Handles) -> None:
+        """The chunk is as it was; what no size could tell of a packed file is whether it has grown."""
+        is_last = number + 1 < len(self) and self.entry(number + 1).file != entry.file
+        if is_last and self._is_packed(entry.file):
+            self._demand_end(entry.file, entry.end, handles)
+        self._verified[number] = 1
+
+    def _is_packed(self, file: int) -> bool:
+        return self._facts[file].form in ("gzip", "zstd")
+
+    def _check_ends(self, ends_now: list[int | None]) -> None:
+        """What the files' ends alone tell, at the start: shrunk, grown in the middle, or already counted."""
         last_file, records, _, last_end = self._end()
-        if last_file >= len(sizes):
+        if last_file >= len(ends_now):
             raise ResumeMismatch(
-                f"this run began with {last_file + 1} input files at least, now there are {len(sizes)}: "
+                f"this run began with {last_file + 1} input files at least, now there are {len(ends_now)}: "
                 "name all of them in the same order, or start a new run in another folder"
             )
-        ends = [0] * len(sizes)
+        ends = [0] * len(ends_now)
         for number in range(len(self)):
             entry = self.entry(number)
-            if entry.end > sizes[entry.file]:
-                raise self._differs(entry, f"it ends at byte {sizes[entry.file]}")
+            end_now = ends_now[entry.file]
+            if end_now is not None and entry.end > end_now:
+                raise self._differs(entry, f"it ends at {self._unit(entry.file)} {end_now}")
             ends[entry.file] = entry.end
-        for file in range(last_file):
-            if ends[file] < sizes[file]:
-                raise ResumeMismatch(
-                    f"{self._files[file]} has grown from {ends[file]} to {sizes[file]} bytes since this run "
-                    f"began, so that the records of the files after it would change numbers: {_WHAT_NEXT}"
-                )
-        if last_end and last_end < sizes[last_file]:
-            self._check_last_line(self.entry(len(self) - 1))
-        if ends == sizes:
-            self.total = records
-
-    def _check_last_line(self, entry: Entry) -> None:
-        """Where the input grew, its last line of then must end where it ended then."""
         handles = Handles(self._files)
         try:
-            with handles.reading(entry.file) as handle:
-                handle.seek(entry.end - 1)
-                around = handle.read(3)
+            for file in range(last_file):
+                end_now = ends_now[file]
+                if end_now is not None and ends[file] < end_now:
+                    raise self._grown(file, ends[file], f" to {end_now}")
+                if end_now is None and not ends[file]:
+                    # The others are looked at when their last chunk is verified.
+                    self._demand_end(file, 0, handles)
+            if last_end and last_end < (ends_now[last_file] or 0) and self._facts[last_file].form == "plain":
+                self._check_last_line(self.entry(len(self) - 1), handles)
         finally:
             handles.close()
-        if around[:1] != b"\n" and around[1:2] != b"\n" and around[1:] != b"\r\n":
-            raise self._differs(entry, "its last line goes on")
+        if ends == ends_now:
+            self.total, self._is_whole = records, True
+        elif all(facts.form == "Parquet" for facts in self._facts):
+            self.total = sum(end or 0 for end in ends_now)
+
+    def _demand_end(self, file: int, end: int, handles: Handles) -> None:
+        """A file that has others behind it must not have grown."""
+        with handles.reading(file) as opened:
+            if opened.goes_on(end):
+                raise self._grown(file, end)
+
+    def _check_last_line(self, entry: Entry, handles: Handles) -> None:
+        """Where the input grew, its last line of then must end where it ended then."""
+        with handles.reading(entry.file) as file:
+            if isinstance(file, LineFile) and file.line_goes_on(entry.end):
+                raise self._differs(entry, "its last line goes on")
+
+    def _unit(self, file: int) -> str:
+        return "row" if self._facts[file].form == "Parquet" else "byte"
+
+    def _grown(self, file: int, end: int, to: str = "") -> ResumeMismatch:
+        return ResumeMismatch(
+            f"{self._files[file]} has grown from {end}{to} {self._unit(file)}s since this run began, so that "
+            f"the records of the files after it would change numbers: {_WHAT_NEXT}"
+        )
 
     def _differs(self, entry: Entry, how: str = "") -> ResumeMismatch:
         where = f"in records {entry.first}-{entry.first + entry.records - 1}"
@@ -280,7 +305,7 @@ class InputIndex:
             where = f"in blank lines before record {entry.first}"
         return ResumeMismatch(
             f"{self._files[entry.file]} differs from what this run began with, {where} "
-            f"(bytes {entry.start}-{entry.end}{': ' + how if how else ''}): {_WHAT_NEXT}"
+            f"({self._unit(entry.file)}s {entry.start}-{entry.end}{': ' + how if how else ''}): {_WHAT_NEXT}"
         )
 
 

@@ -1,16 +1,14 @@
 """The records of a run as one file, in the order of the input: ``genpipe export``.
 
-Finding the records, putting them in order and writing a format are three steps apart, so that another format
-is another consumer of :meth:`Records.in_order`.
+Finding the records, putting them in order, making rows of them and writing a format are steps apart.
 """
 
 import os
-import shutil
 import tempfile
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
@@ -18,6 +16,12 @@ from genpipe.core.bitmap import Bitmap
 from genpipe.core.errors import ConfigError, StoreError
 from genpipe.core.wording import number
 from genpipe.edges import lines
+from genpipe.edges.export import data_card
+from genpipe.edges.export.making import Making
+from genpipe.edges.export.packing import Sink, lines_to
+from genpipe.edges.export.parquet import ParquetRows, demand_pyarrow
+from genpipe.edges.export.places import check_place, put_in_place, temporary_folder
+from genpipe.edges.export.wish import Wish
 from genpipe.edges.files import Files, blaming
 from genpipe.edges.reading import Held, Shelf, in_turn
 from genpipe.edges.shards import Scan, scan
@@ -31,7 +35,7 @@ BUCKET_INDICES = 1 << 16
 BUFFER_BYTES = 32 << 20
 """Records that are kept in memory on their way into the buckets."""
 
-_FOLDER = ".genpipe-export-"
+_PARQUET = ".parquet"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,21 +44,43 @@ class Exported:
 
     Attributes:
         records: how many.
+        rows: the rows that they became.
+        left_out: records that were not wished for, by the reason.
         total: prompts of the run as its last report has it, or None where that is not known.
         doubled: records that were left out because an earlier one is of the same prompt.
         is_whole: nothing was found that could be missing.
     """
 
     records: int
+    rows: int
     total: int | None
     doubled: int
     is_whole: bool
+    left_out: Counter[str] = field(default_factory=Counter)
 
     def as_text(self) -> str:
         """In one line."""
         of = f" of {number(self.total)}" if self.total is not None and self.total >= self.records else ""
-        doubled = f", {self.doubled} doubled ones left out" if self.doubled else ""
-        return f"{number(self.records)}{of} records exported{doubled}"
+        parts = [f"{number(self.records)}{of} records exported"]
+        if self.rows != self.records:
+            parts[0] += f" as {number(self.rows)} rows"
+        if self.doubled:
+            parts.append(f"{self.doubled} doubled ones left out")
+        parts += [f"{number(count)} left out ({why})" for why, count in sorted(self.left_out.items())]
+        return ", ".join(parts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CardPlace:
+    """The data card that is wished for.
+
+    Attributes:
+        path: where.
+        now_text: the present moment (ISO 8601, UTC).
+    """
+
+    path: Path
+    now_text: str
 
 
 class Records:
@@ -101,8 +127,12 @@ class Records:
         """Records that were gathered."""
         return len(self._seen)
 
-    def gather(self, progress: Progress) -> None:
+    def gather(self, progress: Progress, look: Callable[[bytes], None] | None = None) -> None:
         """Read every shard once, and put its records into buckets.
+
+        Args:
+            progress: told how far it is.
+            look: shown each line that :meth:`in_order` will give, in any order.
 
         Raises:
             ConfigError: not all shards are within reach.
@@ -117,7 +147,7 @@ class Records:
         # A few are fetched ahead; what is read is put away before more is.
         for held, data in in_turn(_read, inventory.held, self._shelf.threads):
             if isinstance(data, bytes):
-                self._take(held, scan(data), at_work=at_work)
+                self._take(held, scan(data), look, at_work=at_work)
                 read_bytes += len(data)
             else:
                 self._miss(held.file, data.what, held.then)
@@ -147,7 +177,7 @@ class Records:
                     yield os.pread(file.fileno(), size_bytes, start)
             path.unlink()
 
-    def _take(self, held: Held, found: Scan, *, at_work: bool) -> None:
+    def _take(self, held: Held, found: Scan, look: Callable[[bytes], None] | None, *, at_work: bool) -> None:
         entry = held.entry
         if entry is not None and found.size_bytes != entry.size_bytes:
             what = f"has {found.size_bytes} bytes where {held.noted_in} says {entry.size_bytes}"
@@ -163,6 +193,8 @@ class Records:
                 self.doubled += 1
                 continue
             line = lines.body_of(found.data[start:stop]) + b"\n"
+            if look is not None:
+                look(line)
             self._waiting[index // self._bucket_indices].append(line)
             self._waiting_bytes += len(line)
         if self._waiting_bytes > self._buffer_bytes:
@@ -194,121 +226,160 @@ def export_to_file(
     force: bool,
     warn: Callable[[str], None],
     progress: Progress,
+    wish: Wish | None = None,
+    card: CardPlace | None = None,
     bucket_indices: int = BUCKET_INDICES,
     buffer_bytes: int = BUFFER_BYTES,
 ) -> Exported:
-    """Write the records of a run to a file, which appears whole or not at all.
+    """Write the records of a run to a file, which appears whole or not at all, with its card before it.
 
     Args:
         shelf: the run; a driver may be at work.
         files: the disk that the file is on.
-        out: the file; a folder for temporary files is made beside it, and removed again.
-        force: an existing file is replaced.
+        out: the file; its ending (``.parquet``, ``.gz``, ``.zst``) says what it is, else it is JSON Lines. A
+            folder for temporary files is made beside it, and removed again.
+        force: existing files are replaced.
         warn: told, in one line each, what may be missing.
         progress: told how far it is.
+        wish: which records, in which form; all as they are where it is None.
+        card: the data card, or None for none.
         bucket_indices: see :class:`Records`.
         buffer_bytes: see :class:`Records`.
 
     Raises:
-        ConfigError: there is no run, not all of it is within reach, or the file cannot have that place.
+        ConfigError: there is no run, not all of it is within reach, it has not what is wished for, or a file
+            cannot have its place.
         DiskFull: there is no room; nothing is left of what was written.
         StoreError: something cannot be read or written; likewise.
     """
-    shelf.check()
     # What a link points to is replaced, and not the link.
     out = out.resolve()
-    _check_place(shelf.folder, out, force=force)
-    with _temporary_folder(out.parent) as place:
-        records = Records(shelf, place, warn=warn, bucket_indices=bucket_indices, buffer_bytes=buffer_bytes)
-        records.gather(progress)
+    as_columns = out.name.endswith(_PARQUET)
+    if as_columns:
+        demand_pyarrow()
+    with ExitStack() as stack:
+        making = Making(
+            shelf.run(), wish or Wish(), as_columns=as_columns, with_card=card is not None, warn=warn
+        )
+        check_place(shelf.folder, out, force=force)
+        card_path = _check_card(shelf, card, out, force=force)
+        place = stack.enter_context(temporary_folder(out.parent))
+        records = Records(
+            shelf, place, warn=making.warn, bucket_indices=bucket_indices, buffer_bytes=buffer_bytes
+        )
+        records.gather(progress, making.look if as_columns else None)
         temporary = place / "whole"
         with blaming(temporary, "create"), open(temporary, "xb") as file:
-            _write_lines(records, file, out)
+            with blaming(out, "write"):
+                sink = ParquetRows(file, making.columns) if as_columns else lines_to(file, out.name)
+            _write_rows(records, making, sink, out)
             with blaming(out, "write"):
                 file.flush()
                 os.fsync(file.fileno())
-        with blaming(out, "write"):
-            _put_in_place(temporary, out, force=force)
-            files.sync_folder(out.parent)
-        return _exported(shelf, records)
+        exported = _exported(shelf, records, making)
+        finished = [(temporary, out)]
+        if card is not None and card_path is not None:
+            folder = stack.enter_context(temporary_folder(card_path.parent))
+            finished.insert(0, (_write_card(folder, out.name, card, exported, making), card_path))
+        put_in_place(finished, files, force=force)
+        return exported
 
 
 def export_to_stream(
-    shelf: Shelf, stream: BinaryIO, *, warn: Callable[[str], None], progress: Progress
+    shelf: Shelf,
+    stream: BinaryIO,
+    files: Files,
+    *,
+    force: bool,
+    warn: Callable[[str], None],
+    progress: Progress,
+    wish: Wish | None = None,
+    card: CardPlace | None = None,
 ) -> Exported:
-    """Write the records of a run to a stream; temporary files are where the system keeps them.
+    """Write the records of a run to a stream as JSON Lines; temporary files are where the system keeps them.
+
+    Args:
+        shelf: the run; a driver may be at work.
+        stream: where they go.
+        files: the disk that the card is on.
+        force: an existing card is replaced.
+        warn: told, in one line each, what may be missing.
+        progress: told how far it is.
+        wish: which records, in which form; all as they are where it is None.
+        card: the data card, or None for none.
 
     Raises:
-        ConfigError: there is no run, or not all of it is within reach.
+        ConfigError: there is no run, not all of it is within reach, or it has not what is wished for.
         BrokenPipeError: whoever read the stream has gone.
         StoreError: something cannot be read or written.
     """
-    shelf.check()
-    with _temporary_folder(Path(tempfile.gettempdir())) as place:
-        records = Records(shelf, place, warn=warn)
+    with ExitStack() as stack:
+        making = Making(shelf.run(), wish or Wish(), as_columns=False, with_card=card is not None, warn=warn)
+        card_path = _check_card(shelf, card, None, force=force)
+        place = stack.enter_context(temporary_folder(Path(tempfile.gettempdir())))
+        records = Records(shelf, place, warn=making.warn)
         records.gather(progress)
-        _write_lines(records, stream, Path("stdout"))
-        return _exported(shelf, records)
+        _write_rows(records, making, lines_to(stream, ""), Path("stdout"))
+        exported = _exported(shelf, records, making)
+        if card is not None and card_path is not None:
+            folder = stack.enter_context(temporary_folder(card_path.parent))
+            finished = [(_write_card(folder, "stdout", card, exported, making), card_path)]
+            put_in_place(finished, files, force=force)
+        return exported
 
 
-def _write_lines(records: Records, stream: BinaryIO, name: Path) -> None:
-    """The format ``jsonl``: a record a line."""
+def _write_rows(records: Records, making: Making, sink: Sink, name: Path) -> None:
     try:
-        for record in records.in_order():
+        for line in records.in_order():
+            rows = making.rows(line)
             with blaming(name, "write"):
-                stream.write(record)
+                sink.put(rows, len(line))
         with blaming(name, "write"):
-            stream.flush()
+            sink.close()
     except StoreError as error:
         if isinstance(error.__cause__, BrokenPipeError):
             raise error.__cause__ from None
         raise
+    making.tell_unread()
 
 
-def _check_place(folder: Path | None, out: Path, *, force: bool) -> None:
-    """Refuse a file that must not be replaced, or that would lie where a driver may be at work."""
-    if folder is not None and folder.resolve() in (out, *out.parents):
-        raise ConfigError(
-            f"{out} is in the run folder {folder}, which is not to be changed: name another place"
-        )
-    if not out.parent.is_dir():
-        raise ConfigError(f"{out.parent} is no folder: make it first, or name another place than {out}")
-    if out.exists():
-        if not out.is_file():
-            raise ConfigError(f"{out} is no file, and is not replaced: name another, or - for stdout")
-        if not force:
-            raise ConfigError(f"{out} exists: name another file, or replace it with --force")
+def _check_card(shelf: Shelf, card: CardPlace | None, out: Path | None, *, force: bool) -> Path | None:
+    """Where the card comes to be, once it is found that it can."""
+    if card is None:
+        return None
+    path = card.path.resolve()
+    if path == out:
+        raise ConfigError(f"{path} cannot be both the records and their card: name another with --card")
+    check_place(shelf.folder, path, force=force)
+    return path
 
 
-def _put_in_place(temporary: Path, out: Path, *, force: bool) -> None:
-    """Give the finished file its name; one that has come to be there meanwhile is not replaced either."""
-    if not force:
-        try:
-            out.hardlink_to(temporary)
-        except OSError:
-            # It exists, or the file system has no hard links.
-            _check_place(None, out, force=False)
-        else:
-            return
-    temporary.rename(out)
+def _write_card(folder: Path, name: str, card: CardPlace, exported: Exported, making: Making) -> Path:
+    about = data_card.About(
+        name=name,
+        now_text=card.now_text,
+        run=making.run,
+        wish=making.wish,
+        total=exported.total,
+        doubled=exported.doubled,
+        warnings=making.warnings,
+    )
+    temporary = folder / "card"
+    with blaming(card.path, "write"), open(temporary, "xb") as file:
+        file.write(data_card.card(about, making.facts).encode())
+        file.flush()
+        os.fsync(file.fileno())
+    return temporary
 
 
-@contextmanager
-def _temporary_folder(parent: Path) -> Iterator[Path]:
-    with blaming(parent, "write to"):
-        place = Path(tempfile.mkdtemp(prefix=_FOLDER, dir=parent))
-    try:
-        yield place
-    finally:
-        shutil.rmtree(place, ignore_errors=True)
-
-
-def _exported(shelf: Shelf, records: Records) -> Exported:
+def _exported(shelf: Shelf, records: Records, making: Making) -> Exported:
     return Exported(
-        records=records.count,
+        records=making.facts.records,
+        rows=making.facts.rows,
+        left_out=making.facts.left_out,
         total=shelf.total(),
         doubled=records.doubled,
-        is_whole=records.is_whole,
+        is_whole=records.is_whole and not making.lost,
     )
 
 

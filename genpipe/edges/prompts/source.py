@@ -1,9 +1,9 @@
-"""Reads prompts from JSONL files: in order, without what is done, ahead of nobody's need."""
+"""Reads prompts from files: in order, without what is done, ahead of nobody's need."""
 
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,10 +11,11 @@ from typing import Final
 
 from genpipe.core.bitmap import Bitmap
 from genpipe.core.errors import ConfigError, ResumeMismatch
-from genpipe.core.values import BadLine, CheckReport, Chunk, Prompt
-from genpipe.edges.chunks import LINE_BYTES_MAX, Cut, Handles, check_readable, cut_chunk
-from genpipe.edges.dialects import Dialect, RecordError
-from genpipe.edges.input_index import InputIndex
+from genpipe.core.values import BadLine, Chunk, Prompt
+from genpipe.edges.prompts.chunks import IS_ARRAY, Cut
+from genpipe.edges.prompts.dialects import Dialect, RecordError
+from genpipe.edges.prompts.formats import Handles
+from genpipe.edges.prompts.input_index import InputIndex
 
 READ_BYTES_MAX: Final = 8 << 20
 """Payload of one read, unless a single prompt is larger."""
@@ -22,11 +23,10 @@ READ_BYTES_MAX: Final = 8 << 20
 _CHUNKS_PER_READ = 16
 _RECORDS_BETWEEN_YIELDS = 64
 _NAP_MIN_S = 0.001
-_TOO_LONG = f"longer than {LINE_BYTES_MAX >> 20} MiB"
 
 
-class JsonlSource:
-    """The prompts of some JSONL files; a :class:`genpipe.core.ports.Source`.
+class FileSource:
+    """The prompts of some input files; a :class:`genpipe.core.ports.Source`.
 
     Reading and parsing happen in one worker thread. From the first read on, a second thread runs ahead to
     the end of the input: it counts what is new and verifies what the index of an earlier process promised.
@@ -232,7 +232,7 @@ class _Reader:
         self._place = 0
 
     def read(self, count: int) -> Chunk:
-        """What :meth:`JsonlSource.read` gives."""
+        """What :meth:`FileSource.read` gives."""
         batch = _Batch(left=count)
         for _ in range(_CHUNKS_PER_READ):
             cut = self._cut or self._take_chunk()
@@ -261,9 +261,9 @@ class _Reader:
                 # Parsing holds the interpreter, and the event loop should not have to wait for its share.
                 time.sleep(0)
             try:
-                prompt = dialect.prompt(index, _within_limit(cut.texts[place]))
+                prompt = dialect.prompt(index, text_at(cut, place))
             except RecordError as error:
-                batch.take_bad(_bad_line(self._files, cut, place, error))
+                batch.take_bad(bad_line(self._files, cut, place, error))
                 continue
             if not batch.fits(prompt):
                 return False
@@ -293,97 +293,27 @@ class _Reader:
         return None
 
 
-def check_files(files: Sequence[Path], dialect: Dialect, *, bad_lines_max: int = 1_000) -> CheckReport:
-    """Read the whole input, as a run would, and say what it holds.
-
-    Args:
-        files: the input, in order.
-        dialect: how a record becomes a prompt.
-        bad_lines_max: how many bad lines are listed; all are counted.
-
-    Raises:
-        ConfigError: no file is given, or one cannot be read.
-    """
-    input_bytes = sum([check_readable(path) for path in files])
-    if not files:
-        raise ConfigError("no input file is given: name one with --prompts or input.paths")
-    records = line_count = bad_count = 0
-    shapes: dict[str, int] = {}
-    bad_lines: list[BadLine] = []
-    shortest: int | None = None
-    longest: int | None = None
-    for cut, new_lines in _cuts(files):
-        entry = cut.entry
-        records += entry.records
-        line_count += new_lines
-        for place, text in enumerate(cut.texts):
-            try:
-                prompt, shape = dialect.convert(entry.first + place, _within_limit(text))
-            except RecordError as error:
-                bad_count += 1
-                if len(bad_lines) < bad_lines_max:
-                    bad_lines.append(_bad_line(files, cut, place, error))
-                continue
-            shapes[shape] = shapes.get(shape, 0) + 1
-            size = len(prompt.payload)
-            shortest = size if shortest is None else min(shortest, size)
-            longest = size if longest is None else max(longest, size)
-    return CheckReport(
-        records=records,
-        blank_lines=line_count - records,
-        input_bytes=input_bytes,
-        shapes=shapes,
-        bad_count=bad_count,
-        bad_lines=tuple(bad_lines),
-        payload_bytes_min=shortest,
-        payload_bytes_max=longest,
-    )
-
-
-def has_records(files: Sequence[Path]) -> bool:
-    """Whether there is anything but blank lines; reads no further than the first chunk with a record.
-
-    Raises:
-        ConfigError: a file cannot be read.
-    """
-    for path in files:
-        check_readable(path)
-    return any(cut.entry.records for cut, _ in _cuts(files))
-
-
-def _cuts(files: Sequence[Path]) -> Iterator[tuple[Cut, int]]:
-    """The chunks of all files in order, each with how many physical lines it has."""
-    handles = Handles(files)
-    first = 0
-    try:
-        for file in range(len(files)):
-            start = lines = 0
-            while True:
-                with handles.reading(file) as handle:
-                    cut = cut_chunk(handle, file=file, first=first, lines_before=lines, start=start)
-                if cut is None:
-                    break
-                yield cut, cut.entry.lines - lines
-                first, lines, start = first + cut.entry.records, cut.entry.lines, cut.entry.end
-    finally:
-        handles.close()
-
-
-def _bad_line(files: Sequence[Path], cut: Cut, place: int, error: RecordError) -> BadLine:
+def bad_line(files: Sequence[Path], cut: Cut, place: int, error: RecordError) -> BadLine:
+    """What is told of the record at ``place``."""
+    reason, text = str(error), cut.texts[place]
+    is_first = not (cut.entry.start or place)
+    if isinstance(text, bytes) and (text.strip() == b"[" or (is_first and text.lstrip().startswith(b"["))):
+        reason = f"{reason}; {IS_ARRAY}"
     return BadLine(
         index=cut.entry.first + place,
         file=str(files[cut.entry.file]),
         line=cut.numbers[place],
-        reason=str(error),
+        reason=reason,
     )
 
 
-def _within_limit(text: bytes | None) -> bytes:
+def text_at(cut: Cut, place: int) -> bytes:
     """The record's text.
 
     Raises:
-        RecordError: its line is over the limit, and was not kept.
+        RecordError: there is none, such as of a line over the limit.
     """
-    if text is None:
-        raise RecordError(_TOO_LONG)
+    text = cut.texts[place]
+    if isinstance(text, str):
+        raise RecordError(text)
     return text

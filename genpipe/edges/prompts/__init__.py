@@ -1,0 +1,1 @@
+"""Prompts: files of any kind, where their records begin and end, and what the records ask."""
