@@ -9,6 +9,8 @@ answer is only ``cut``.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from genpipe.core.thoughts import CLOSE, OPEN, QUOTES
+
 FLAGS = ("empty", "cut", "looping", "unclosed_think", "short")
 """Every flag, in the order in which a record has them; ``short`` is found by :mod:`genpipe.core.lengths`."""
 
@@ -26,9 +28,6 @@ LOOP_TIMES_MIN, LONG_TIMES_MIN, LONG_CHARS = 5, 3, 200
 
 NEEDLES_MAX = 4
 """The end is made longer so often where it also repeats something within the phrase (count)."""
-
-_OPEN, _CLOSE = "<think>", "</think>"
-_QUOTES = frozenset("`'\"“‘«")
 
 
 def flags_of(finish_reason: str | None, parts: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
@@ -51,7 +50,7 @@ def flags_of(finish_reason: str | None, parts: Sequence[Mapping[str, Any]]) -> t
             text = part["reasoning_content"]
             unclosed |= cut and bool(text) and not calls
         elif isinstance(text, str):
-            empty &= not calls and text[-NEEDLE_CHARS:].rstrip().endswith(_CLOSE)
+            empty &= not calls and text[-NEEDLE_CHARS:].rstrip().endswith(CLOSE)
             # One character is found much faster than a mark.
             unclosed |= "<" in text and _ends_in_thought(text)
         else:
@@ -106,7 +105,7 @@ def _span(text: str, period: int) -> int:
 
 def _ends_in_thought(text: str) -> bool:
     """Whether a thought begins after the last one that ended. A mark in quotes is only spoken of."""
-    if _OPEN not in text:
+    if OPEN not in text:
         return False
-    at = text.find(_OPEN, text.rfind(_CLOSE) + 1)
-    return at == 0 or (at > 0 and text[at - 1] not in _QUOTES)
+    at = text.find(OPEN, text.rfind(CLOSE) + 1)
+    return at == 0 or (at > 0 and text[at - 1] not in QUOTES)

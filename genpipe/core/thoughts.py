@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 OPEN, CLOSE = "<think>", "</think>"
-_QUOTES = frozenset("`'\"“‘«")
+QUOTES = frozenset("`'\"“‘«")
 
 
 class Split(NamedTuple):
@@ -30,6 +30,6 @@ def split(text: str) -> Split:
     start = text.find(OPEN) + len(OPEN) if is_marked else 0
     if end < 0:
         return Split(text[start:].strip(), "", True) if is_marked else Split(None, text, False)
-    if not is_marked and (OPEN in text[:end] or text[max(0, end - 1) : end] in _QUOTES):
+    if not is_marked and (OPEN in text[:end] or text[max(0, end - 1) : end] in QUOTES):
         return Split(None, text, False)
     return Split(text[start:end].strip(), text[end + len(CLOSE) :].lstrip(), is_marked)

@@ -14,12 +14,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from genpipe.core import thoughts
 from genpipe.core.errors import PromptFault
 from genpipe.core.values import Answer, Reply, Start
 from genpipe.edges.strict_json import dumps
 
-_OPEN, _CLOSE = "<think>", "</think>"
-_QUOTES = frozenset("`'\"“‘«")
 _TOOL_ROLES = frozenset({"tool", "function"})
 
 _Message = Mapping[str, Any]
@@ -296,7 +295,7 @@ def _said(response: dict[str, Any], ids: Sequence[str], *, keep_reasoning: bool)
     """A new answer as a message of the history, with these ids for the tools that it calls."""
     content, reasoning = response.get("content"), response.get("reasoning_content")
     if isinstance(content, str) and not keep_reasoning:
-        content = _without_thought(content)
+        content = thoughts.split(content).said
     # Servers take null beside calls only.
     message: dict[str, Any] = {"role": "assistant", "content": content or (None if ids else "")}
     if keep_reasoning and reasoning:
@@ -308,20 +307,6 @@ def _said(response: dict[str, Any], ids: Sequence[str], *, keep_reasoning: bool)
             {"id": each, "type": "function", "function": call["function"]} for each, call in calls
         ]
     return dumps(message)
-
-
-def _without_thought(text: str) -> str:
-    """What is said behind a thought that stands before it in the same text, as it does without a parser.
-
-    The thought's first mark is missing where the chat template has written it. A mark in quotes is only
-    spoken of.
-    """
-    is_open = text.lstrip().startswith(_OPEN)
-    end = text.find(_CLOSE)
-    if end < 0:
-        return "" if is_open else text
-    is_thought = is_open or (_OPEN not in text[:end] and text[max(0, end - 1) : end] not in _QUOTES)
-    return text[end + len(_CLOSE) :].lstrip() if is_thought else text
 
 
 def _id(call: Any, otherwise: str) -> str:

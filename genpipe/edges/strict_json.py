@@ -50,19 +50,6 @@ def loads_odd(data: bytes) -> Any:
     return _loads(data, _LENIENT)
 
 
-def loads_numbers(data: bytes, number: Callable[[str], Any]) -> Any:
-    """As :func:`loads`, with each number what ``number`` makes of its digits.
-
-    Args:
-        data: one JSON value.
-        number: such as ``orjson.Fragment``, with which :func:`dumps` writes all digits again.
-
-    Raises:
-        ValueError: as :func:`loads` does.
-    """
-    return _loads(data, _hooks(number))
-
-
 def _loads(data: bytes, hooks: _Hooks) -> Any:
     try:
         text = data.decode()
