@@ -20,14 +20,14 @@ demo: $(VENV)/.ready
 
 # All tests: about nine minutes on two cores; many of them wait more than they work.
 test: $(VENV)/.ready
-	$(BIN)/python -m pytest -n $(WORKERS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 # Lint, types and the fast tests: under a minute.
 check: $(VENV)/.ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow" -q
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow" -q
 
 # What can be mended by itself.
 fix: $(VENV)/.ready
@@ -58,7 +58,8 @@ bench-uploads: $(VENV)/.ready
 soak: soak-servers
 	GENPIPE_SOAK=$(ROUNDS) $(BIN)/python -m pytest -n $(WORKERS) --timeout 7200 \
 		tests/faults tests/edges/test_store_machine.py tests/e2e/test_random_kills.py \
-		tests/e2e/test_offsite_kills.py tests/s3/test_boto.py tests/cases/test_c29_bar_in_logs_and_notebooks.py
+		tests/e2e/test_offsite_kills.py tests/s3/test_boto.py tests/cases/test_c29_bar_in_logs_and_notebooks.py \
+		tests/cases/test_c24_million_rows.py
 
 soak-servers: $(VENV)/.ready
 	GENPIPE_SOAK=$(ROUNDS) $(BIN)/python -m pytest -n $(WORKERS) --timeout 7200 \

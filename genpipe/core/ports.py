@@ -54,7 +54,7 @@ class Transport(Protocol):
         ...
 
     def examine(self, start: Start, reply: Reply) -> Answer:
-        """Look whether a 200 is an answer to what was sent. Pure; never blocks.
+        """Look whether a 200 is an answer to what was sent. Never blocks, and changes nothing.
 
         An answer may be a step of a conversation, and say what is to be asked next (``more``). The same step
         may be examined twice, of two attempts; only one of them is gone on from.

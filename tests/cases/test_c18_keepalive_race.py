@@ -28,7 +28,19 @@ KEEP_S = 2.0 if SOAK > 1 else 0.4
 
 def run(source, url, out, *options):
     return genpipe(
-        *("run", "--prompts", source, "--servers", url, "--concurrency", LIMIT, "--out", out, *options),
+        *(
+            "run",
+            "--prompts",
+            source,
+            "--servers",
+            url,
+            "--concurrency",
+            LIMIT,
+            "--out",
+            out,
+            "--no-hedge",
+            *options,
+        ),
         timeout_s=110,
     )
 
@@ -79,7 +91,7 @@ def test_lulls_about_as_long_as_the_server_keeps_connections_cost_no_row(tmp_pat
     source, out = write_prompts(tmp_path / "in.jsonl", texts), tmp_path / "out"
     with servers(tmp_path) as fleet:
         fleet.mode(0, "keepalive", value=KEEP_S)
-        with running(*run_command(fleet, source, out, LIMIT), err=tmp_path / "run.err") as run:
+        with running(*run_command(fleet, source, out, LIMIT, "--no-hedge"), err=tmp_path / "run.err") as run:
             for share in (0.9, 0.95, 1.0, 1.05, 1.1, 1.2):
                 wait_for(lambda: in_flight_at(fleet, 0) > LIMIT / 2, "requests in flight")
                 run.send(signal.SIGSTOP)
