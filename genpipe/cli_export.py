@@ -30,13 +30,17 @@ def export(
     only: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="FLAG", help="Only records with this flag, or with any of several (a,b); repeatable."
+            metavar="FLAG",
+            help="Only records with this flag, or with any of several (a,b); repeatable. Of several samples "
+            "(n > 1) each is judged for itself, but for cut and short, which only whole records have; raw "
+            "has whole records.",
         ),
     ] = None,
     without: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="FLAG", help="No records with this flag, or with any of several (a,b); repeatable."
+            metavar="FLAG",
+            help="No records with this flag, or with any of several (a,b); repeatable. Samples: see --only.",
         ),
     ] = None,
     reasoning: Annotated[
@@ -66,7 +70,7 @@ def export(
     """Write the records of a run to one file: by index, each once, without the checksums.
 
     Flags are cut, empty, looping, short and unclosed_think. Exits with 1 if some records may be missing
-    because a shard is damaged.
+    because a shard is damaged, or were left out because they cannot be put into the form.
 
     \b
     For example:

@@ -102,8 +102,9 @@ class Request(Section):
             raise misplaced(f"sampling.{twice}", "stands in extra_body as well; keep one of them")
         if self.multi_turn and self.api != "chat":
             raise misplaced("multi_turn", f"is for request.api = chat, and not for {self.api}")
-        if self.multi_turn and self.sampling.get("n", 1) != 1:
-            raise misplaced("sampling.n", "is to be 1 where request.multi_turn is on")
+        for section in ("sampling", "extra_body"):
+            if self.multi_turn and getattr(self, section).get("n", 1) != 1:
+                raise misplaced(f"{section}.n", "is to be 1 where request.multi_turn is on")
         if self.reasoning_in_history and not self.multi_turn:
             raise misplaced("reasoning_in_history", "is for request.multi_turn = true")
         return self

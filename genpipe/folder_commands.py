@@ -121,7 +121,7 @@ def export(
     if card is not None:
         now_text = Wall(wall_s=time.time(), run_s=0.0).text(0.0)
         place = exporting.CardPlace(path=card, now_text=now_text)
-    with _bar("export") as progress:
+    with _telling_the_end(tell, out), _bar("export") as progress:
         if out == STDOUT:
             if sys.stdout is None:
                 raise ConfigError("stdout is closed: name a file instead of -")
@@ -159,10 +159,12 @@ def card_path(out: str, given: Path | None, *, no_card: bool) -> Path | None:
         no_card: ``--no-card`` was given.
 
     Raises:
-        ConfigError: both were given.
+        ConfigError: both were given, or ``-`` for the card.
     """
     if no_card and given is not None:
         raise ConfigError("--card and --no-card: keep one of them")
+    if given == Path(STDOUT):
+        raise ConfigError("--card -: the card goes to a file; name one, or write --no-card")
     if no_card or given is not None or out == STDOUT:
         return given
     return Path(f"{out}.md")
@@ -194,6 +196,17 @@ def _remote_of(folder: Path, files: Files, open_objects: OpenObjects) -> "Prefix
 
         return Prefix(uri=str(folder / PLACE), open=refuse)
     return Prefix(uri=place.uri, open=partial(open_objects, place)) if place is not None else None
+
+
+@contextmanager
+def _telling_the_end(tell: Show, out: str) -> Iterator[None]:
+    """Say what there is of an export that a signal has ended."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit):
+        left = "what came out is not all of it" if out == STDOUT else "nothing was written"
+        tell(f"genpipe: the export was stopped: {left}")
+        raise
 
 
 @contextmanager

@@ -27,6 +27,9 @@ def dialect_of(settings: Settings) -> Dialect:
         multi_turn=settings.request.multi_turn,
         sampling_field=settings.input.sampling_field,
         body_fields=settings.input.body_fields,
+        continues=bool(
+            (settings.request.sampling | settings.request.extra_body).get("continue_final_message")
+        ),
         keep=settings.output.keep,
     )
 

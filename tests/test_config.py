@@ -156,6 +156,17 @@ def test_what_genpipe_sets_itself_cannot_be_passed_through(tmp_path, section, ke
         load(tmp_path, f"[request.{section}]\n{key} = 1")
 
 
+@pytest.mark.parametrize("section", ["sampling", "extra_body"])
+def test_turns_are_asked_one_answer_at_a_time(tmp_path, section):
+    text = f"[request.{section}]\nn = "
+    with pytest.raises(
+        ConfigError, match=rf"request\.{section}\.n is to be 1 where request\.multi_turn is on$"
+    ):
+        load(tmp_path, f"[request]\nmulti_turn = true\n{text}2")
+    load(tmp_path, f"[request]\nmulti_turn = true\n{text}1")
+    load(tmp_path, f"{text}2")
+
+
 def test_a_member_cannot_stand_in_two_places(tmp_path):
     with pytest.raises(
         ConfigError, match=r"request\.sampling\.a stands in extra_body as well; keep one of them$"

@@ -104,6 +104,31 @@ def test_a_file_that_is_one_array_is_told_how_to_become_lines(files):
         assert [hint in line.reason for line in bad] == hinted, text
 
 
+def test_a_file_of_one_spread_object_is_told_how_to_become_lines(files):
+    hint = "; this looks like JSON that is spread over lines; jq -c . FILE makes one line of each value"
+    row = '{"prompt": "x"}'
+    for text, hinted in (
+        ('{\n"prompt": "x"\n}\n', [True, False, False]),
+        ('\n {\r\n"prompt": "x"}\n', [True, False]),
+        (f"{row}\n{{\n", [False]),
+        (f"[\n{{\n{row}\n", [False, False]),
+    ):
+        Path("a.jsonl").write_text(text)
+        bad = inputs.check(settings_of("a.jsonl"), note=pytest.fail).bad_lines
+        assert [line.reason.endswith(hint) for line in bad] == hinted, text
+
+
+@pytest.mark.parametrize("name", ["UTF-16", "UTF-16-LE", "UTF-16-BE", "UTF-32"])
+def test_wide_text_is_refused_at_the_start_with_the_way_to_utf_8(files, name):
+    text = ("" if name in ("UTF-16", "UTF-32") else "\ufeff") + '{"prompt": "x"}\n'
+    Path("wide.jsonl").write_bytes(text.encode(name))
+
+    with pytest.raises(
+        ConfigError, match=f"^wide.jsonl is {name[:6]}, which is not read: .*iconv -f {name[:6]}"
+    ):
+        found(files, "a.jsonl", "wide.jsonl")
+
+
 def check_stdin(data):
     return subprocess.run(
         [sys.executable, "-m", "genpipe", "check", "-"], input=data, capture_output=True, timeout=60

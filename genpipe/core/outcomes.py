@@ -179,9 +179,9 @@ class Outcomes:
             self._waiting.sleep(work, now_s)
 
     def _give_up(self, work: Work, error: AttemptError, *, for_good: bool) -> None:
-        made_json = work.prompt.made_json
-        if isinstance(error, PromptFault):
-            made_json = error.made_json or made_json
+        made_json = error.made_json if isinstance(error, PromptFault) else b""
+        if not made_json and work.prompt.made is not None:
+            made_json = work.prompt.made()
         gave_up = GivenUp(
             index=work.prompt.index,
             tries=work.tries,

@@ -3,13 +3,13 @@
 Only what is sure is flagged. Of the marks around a thought ``<think>`` and ``</think>`` are known; others,
 such as ``[THINK]`` or ``<|channel|>``, are special tokens, which servers leave out of the text. Where the
 chat template has opened the thought already, one that was cut off has no mark at all in the content, and the
-answer is only ``cut``.
+answer is only ``cut``. Where a mark is only spoken of is for :mod:`genpipe.core.thoughts` to say.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from genpipe.core.thoughts import CLOSE, OPEN, QUOTES
+from genpipe.core import thoughts
 
 FLAGS = ("empty", "cut", "looping", "unclosed_think", "short")
 """Every flag, in the order in which a record has them; ``short`` is found by :mod:`genpipe.core.lengths`."""
@@ -50,9 +50,9 @@ def flags_of(finish_reason: str | None, parts: Sequence[Mapping[str, Any]]) -> t
             text = part["reasoning_content"]
             unclosed |= cut and bool(text) and not calls
         elif isinstance(text, str):
-            empty &= not calls and text[-NEEDLE_CHARS:].rstrip().endswith(CLOSE)
+            empty &= not calls and _is_thought_alone(text)
             # One character is found much faster than a mark.
-            unclosed |= "<" in text and _ends_in_thought(text)
+            unclosed |= "<" in text and thoughts.ends_within(text)
         else:
             empty = False
         looping |= isinstance(text, str) and ends_in_loop(text)
@@ -103,9 +103,7 @@ def _span(text: str, period: int) -> int:
     return least
 
 
-def _ends_in_thought(text: str) -> bool:
-    """Whether a thought begins after the last one that ended. A mark in quotes is only spoken of."""
-    if OPEN not in text:
-        return False
-    at = text.find(OPEN, text.rfind(CLOSE) + 1)
-    return at == 0 or (at > 0 and text[at - 1] not in QUOTES)
+def _is_thought_alone(text: str) -> bool:
+    """Whether nothing is said behind the thought. Nearly all texts are told by their last characters."""
+    end = text.rstrip() if text[-1].isspace() else text
+    return end.endswith(thoughts.CLOSE) and not thoughts.split(end).said

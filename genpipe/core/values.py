@@ -1,5 +1,6 @@
 """Frozen records that are passed around: prompts, attempts, answers, groups, and what is due."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -33,8 +34,8 @@ class Prompt:
         body_json: likewise further members of its requests.
         conversation: of a conversation whose turns are asked one by one, what is still to be asked and what
             was made so far; None for others. Only the edge that made it looks into it.
-        made_json: of such a conversation, what was made so far, as JSON members without braces; it is kept
-            where the conversation fails.
+        made: of such a conversation, gives what was made so far, as JSON members without braces; it is asked
+            only where the conversation fails. None: nothing was made.
     """
 
     index: int
@@ -45,7 +46,7 @@ class Prompt:
     sampling_json: bytes = b""
     body_json: bytes = b""
     conversation: Any = None
-    made_json: bytes = b""
+    made: Callable[[], bytes] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -343,6 +344,7 @@ class CheckReport:
         payload_bytes_min: shortest payload, or None where there is none.
         payload_bytes_max: longest payload, or None where there is none.
         several_turns: good records in which the user speaks more than once.
+        ends_in_answer: good records that end in the model's words, which are sent with them.
         hints: settings with which bad records could be read, and how many, the most first.
     """
 
@@ -355,4 +357,5 @@ class CheckReport:
     payload_bytes_min: int | None
     payload_bytes_max: int | None
     several_turns: int = 0
+    ends_in_answer: int = 0
     hints: tuple[tuple[str, int], ...] = ()

@@ -10,6 +10,13 @@ _ODD = {
     "short": "short",
 }
 
+GOES_ON = (
+    "which the model would be asked to go on from: request.multi_turn=true has it answered anew, "
+    "request.extra_body.continue_final_message=true continues it"
+)
+"""What follows from a conversation that ends in an answer. SGLang takes such an answer for the user's words,
+unless it is told otherwise."""
+
 UPLOADS_UNDER_WAY = 8
 """So few shards that wait for S3 are nothing to speak of."""
 

@@ -12,12 +12,14 @@ good for anything is for the guards of the run and the filters of the export to 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from genpipe.core import thoughts
 from genpipe.core.errors import PromptFault
+from genpipe.core.quality import FLAGS
 from genpipe.core.values import Answer, Reply, Start
-from genpipe.edges.strict_json import dumps
+from genpipe.edges.strict_json import dumps, loads
 
 _TOOL_ROLES = frozenset({"tool", "function"})
 
@@ -62,18 +64,16 @@ class Conversation:
         turns: all of the original.
         turn: the one that is asked now, from 0.
         call: how many of its calls of tools have their results in the history.
-        steps: what each answered request gave, JSON-ready.
-        steps_json: the same as JSON.
+        steps_json: what each answered request gave, as JSON: token ids take a tenth of the memory so.
         usage: the sum over them; None where one of them has none.
         output_tokens: likewise.
-        flags: those that any of them has.
+        flags: those that any of them has, in the order of :data:`FLAGS`.
         size_bytes: size of their replies on the wire.
     """
 
     turns: tuple[_Turn, ...]
     turn: int = 0
     call: int = 0
-    steps: tuple[dict[str, Any], ...] = ()
     steps_json: tuple[bytes, ...] = ()
     usage: dict[str, Any] | None = None
     output_tokens: int | None = None
@@ -215,17 +215,19 @@ def follow(start: Start, reply: Reply, answer: Answer, *, server: str, keep_reas
     turn, is_last = now.turns[now.turn], now.turn == len(now.turns) - 1
     calls = answer.response.get("tool_calls")
     if calls:
-        ids = [_id(call, f"call_{len(now.steps)}_{place}") for place, call in enumerate(calls)]
+        # Servers that parse calls out of a text may give anything here.
+        names = _names(calls)
         tools = turn.tools[now.call] if now.call < len(turn.tools) else None
-        if tools is not None and tools.results is not None and tools.names == _names(calls):
+        if tools is not None and tools.results is not None and tools.names == names:
+            ids = [_id(call, f"call_{len(now.steps_json)}_{place}") for place, call in enumerate(calls)]
             results = [head + dumps(ids[place]) + b"}" for place, head in tools.results]
             said = _said(answer.response, ids, keep_reasoning=keep_reasoning)
             return _go_on(start, answer, replace(now, call=now.call + 1), [said, *results, *tools.between])
         if not is_last:
-            fault = PromptFault(
-                f"turn {now.turn + 1} calls tools whose results the original does not have",
-                wire_s=reply.wire_s,
+            what = (
+                "in a form that is not known" if names is None else "whose results the original does not have"
             )
+            fault = PromptFault(f"turn {now.turn + 1} calls tools {what}", wire_s=reply.wire_s)
             fault.made_json = _made_json(prompt.payload, now)
             raise fault
     if is_last:
@@ -236,7 +238,7 @@ def follow(start: Start, reply: Reply, answer: Answer, *, server: str, keep_reas
             flags=now.flags,
             size_bytes=now.size_bytes,
             token_ids=None,
-            steps=list(now.steps),
+            steps=[loads(step_json) for step_json in now.steps_json],
         )
     said = _said(answer.response, [], keep_reasoning=keep_reasoning)
     between = [message for tools in turn.tools[now.call :] for message in tools.between]
@@ -248,8 +250,8 @@ def _go_on(start: Start, answer: Answer, now: Conversation, behind: Sequence[byt
     """The answer, with a next request that has these messages behind the history."""
     prompt = start.prompt
     payload = b"".join((memoryview(prompt.payload)[:-1], b",", b",".join(behind), b"]"))
-    made_json = _made_json(payload, now)
-    return replace(answer, more=replace(prompt, payload=payload, conversation=now, made_json=made_json))
+    made = partial(_made_json, payload, now)
+    return replace(answer, more=replace(prompt, payload=payload, conversation=now, made=made))
 
 
 def _with_step(past: Conversation, start: Start, reply: Reply, answer: Answer, server: str) -> Conversation:
@@ -266,16 +268,17 @@ def _with_step(past: Conversation, start: Start, reply: Reply, answer: Answer, s
     if answer.token_ids is not None:
         step["token_ids"] = answer.token_ids
     usage, tokens = answer.usage, answer.output_tokens
-    if past.steps:
+    if past.steps_json:
         usage = None if usage is None or past.usage is None else _sum(past.usage, usage)
         tokens = None if tokens is None or past.output_tokens is None else past.output_tokens + tokens
     return replace(
         past,
-        steps=(*past.steps, step),
-        steps_json=(*past.steps_json, dumps(step)),
+        # Encoded two levels down, as it stands in a record, so that what is nested too deeply for one is
+        # found here.
+        steps_json=(*past.steps_json, dumps({"steps": [step]})[len(b'{"steps":[') : -len(b"]}")]),
         usage=usage,
         output_tokens=tokens,
-        flags=tuple(dict.fromkeys((*past.flags, *answer.flags))),
+        flags=tuple(flag for flag in FLAGS if flag in past.flags or flag in answer.flags),
         size_bytes=past.size_bytes + answer.size_bytes,
     )
 
@@ -315,16 +318,23 @@ def _id(call: Any, otherwise: str) -> str:
 
 
 def _sum(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
-    """Two usage objects as one; a number that one of them lacks is not known."""
-    return {key: _add(first.get(key), second.get(key)) for key in dict.fromkeys((*first, *second))}
+    """Two usage objects as one; a number that one of them lacks is not known, and what is no number is none.
+
+    Numbers stand in them or in their details, such as ``prompt_tokens_details``; nothing deeper is looked at.
+    """
+    total: dict[str, Any] = {}
+    for key in dict.fromkeys((*first, *second)):
+        one, other = first.get(key), second.get(key)
+        if isinstance(one, dict) and isinstance(other, dict):
+            names = dict.fromkeys((*one, *other))
+            total[key] = {name: _plus(one.get(name), other.get(name)) for name in names}
+        elif details := next((each for each in (one, other) if isinstance(each, dict)), None):
+            # Servers give null for details that are all zero.
+            total[key] = {name: _plus(value, 0) for name, value in details.items()}
+        else:
+            total[key] = _plus(one, other)
+    return total
 
 
-def _add(first: Any, second: Any) -> Any:
-    if isinstance(first, dict) or isinstance(second, dict):
-        # Servers give null for details that are all zero.
-        return (
-            _sum(first, second) if isinstance(first, dict) and isinstance(second, dict) else first or second
-        )
-    if type(first) in (int, float) and type(second) in (int, float):
-        return first + second
-    return None
+def _plus(one: Any, other: Any) -> Any:
+    return one + other if type(one) in (int, float) and type(other) in (int, float) else None

@@ -129,16 +129,30 @@ def options_of(sampling: Collection[str], extra_body: Collection[str]) -> list[O
     ]
 
 
+def refused_sampling(name: str) -> str | None:
+    """Why ``/generate`` refuses requests with this sampling parameter, and the nearest that it has.
+
+    None: it is not known to.
+    """
+    if name in _SAMPLING:
+        return None
+    if name in OTHER_NAMES:
+        return f"SGLang's {PATHS['generate']} calls it {OTHER_NAMES[name]}; name it so"
+    return (
+        f"SGLang's {PATHS['generate']} is not known to have this sampling parameter, and refuses those that "
+        f"it does not know{_nearest(name, _SAMPLING)}"
+    )
+
+
 def ignored(api: ApiName, option: Option) -> str | None:
     """Why an option does not do what its user thinks, in one line; None where nothing is known against it."""
     place, name, is_sampling = option
     path = PATHS[api]
     if api == "generate" and is_sampling:
-        if name in _SAMPLING:
-            return None
-        return (
-            f"{place}: SGLang's {path} is not known to have this sampling parameter, and refuses those that "
-            f"it does not know{_nearest(name, _SAMPLING)}"
+        why = refused_sampling(name)
+        return why and (
+            f"{place}: {why}; every server will answer each request with an error, 500 before 0.5.22, and be "
+            "put on the bench"
         )
     if name in _NEVER_READ[api]:
         return f"{place}: SGLang's {path} takes it and never reads it"

@@ -9,7 +9,7 @@ import orjson
 from genpipe.core.errors import ConfigError, PromptFault
 from genpipe.core.values import OWN_BODY_KEYS, ApiName, Prompt
 from genpipe.edges import strict_json
-from genpipe.edges.known_options import OTHER_NAMES, PATHS, Option, ignored
+from genpipe.edges.known_options import OTHER_NAMES, PATHS, Option, ignored, refused_sampling
 
 TAILS_KEPT = 256
 """Of prompts with options of their own, so many kinds are remembered (count)."""
@@ -131,8 +131,6 @@ class Bodies:
         for name in members:
             if name in OWN_BODY_KEYS:
                 raise PromptFault(f"the record's own {section}.{name} is set by genpipe itself; remove it")
-            if self.api == "generate" and section == "sampling" and name in OTHER_NAMES:
-                raise PromptFault(f"the record's own sampling.{name}: {_other_name(name)}")
             if name not in self._seen and self._warn is not None:
                 self._seen.add(name)
                 option = Option(f"a record's own {section}.{name}", name, is_sampling=section == "sampling")
@@ -149,11 +147,7 @@ def demand_names(api: ApiName, sampling: Iterable[str]) -> None:
     """
     for name in sampling:
         if api == "generate" and name in OTHER_NAMES:
-            raise ConfigError(f"request.sampling.{name}: {_other_name(name)}")
-
-
-def _other_name(name: str) -> str:
-    return f"SGLang's {PATHS['generate']} calls it {OTHER_NAMES[name]}; name it so"
+            raise ConfigError(f"request.sampling.{name}: {refused_sampling(name)}")
 
 
 def _members(values: Mapping[str, Any]) -> Members:

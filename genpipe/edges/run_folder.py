@@ -15,6 +15,7 @@ from genpipe.edges.files import TEMPORARY, Files, blaming, make_folder, replace_
 from genpipe.edges.heartbeat import HEARTBEAT, Pause
 from genpipe.edges.lock import LOCK, FolderLock
 from genpipe.edges.mending import Mender
+from genpipe.edges.prompts.patterns import is_pattern
 from genpipe.edges.settings_compare import canonical, differences, digest_of, shortened
 
 RUN = "run.json"
@@ -350,9 +351,11 @@ def _compare(
     warn: Callable[[str], None],
 ) -> str | None:
     """Hold the present command against the run; the digest of settings that may differ and do, else None."""
-    if len(run["inputs"]) != len(identity.inputs):
+    inputs = [str(given.get("path")) for given in run["inputs"]]
+    # A pattern stands for any number of files: there, only the index of the input can tell.
+    if len(inputs) != len(identity.inputs) and not any(map(is_pattern, (*inputs, *identity.inputs))):
         raise ResumeMismatch(
-            f"the run in {where} began with {len(run['inputs'])} input files, and now there are "
+            f"the run in {where} began with {len(inputs)} input files, and now there are "
             f"{len(identity.inputs)}: give the same files in the same order, or {_ANOTHER}"
         )
     if run["shard_records"] != identity.shard_records:

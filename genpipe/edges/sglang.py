@@ -19,7 +19,7 @@ from genpipe.core.values import Answer, ApiName, Checkup, Inquire, Probe, Reply,
 from genpipe.edges import answers, health
 from genpipe.edges.connections import Endpoint, Names, open_session
 from genpipe.edges.conversation import follow
-from genpipe.edges.replies import RID_HEAD_CHARS, fault_of, read_answer, refusal
+from genpipe.edges.replies import RID_HEAD_CHARS, fault_of, one_line, read_answer, refusal
 from genpipe.edges.requests import Bodies
 
 __all__ = ["Endpoint", "Monotonic", "SglangTransport", "open_session"]
@@ -256,24 +256,37 @@ class SglangTransport:
 
     def examine(self, start: Start, reply: Reply) -> Answer:
         """Look whether a 200 is an answer; see the port."""
-        endpoint, prompt, bodies = self._endpoints[start.server], start.prompt, self._bodies
-        samples = bodies.samples_of(prompt)
+        endpoint = self._endpoints[start.server]
         try:
-            answer = answers.examine(
-                reply,
-                api=bodies.api,
-                # SGLang gives as many as it is asked for; others may not know ``n``.
-                samples=samples if endpoint.takes_rid else 1,
-                ids_of=prompt if bodies.wants_ids else None,
-            )
-            if samples > 1 or bodies.wants_ids:
-                self._compare(start.server, samples, answer)
-            if prompt.conversation is None:
-                return answer
-            return follow(start, reply, answer, server=endpoint.url, keep_reasoning=self._keep_reasoning)
+            return self._examine(start, reply)
         except AttemptError as fault:
             fault.args = (endpoint.hushed(str(fault)),)
             raise fault from None
+        except Exception as error:
+            # A reply that nobody thought of must not end a run of days, and end it again at each resume, when
+            # its prompt is asked again. The log has the trace, so that the bug is seen.
+            log.exception("reply_unreadable index=%d server=%s", start.prompt.index, endpoint.url)
+            why = endpoint.hushed(one_line(f"{type(error).__name__}: {error}"))
+            raise ServerFault(
+                f"200 with a reply that cannot be read: {why}",
+                kind=FaultKind.BROKEN, status=200, wire_s=reply.wire_s,
+            ) from None  # fmt: skip
+
+    def _examine(self, start: Start, reply: Reply) -> Answer:
+        endpoint, prompt, bodies = self._endpoints[start.server], start.prompt, self._bodies
+        samples = bodies.samples_of(prompt)
+        answer = answers.examine(
+            reply,
+            api=bodies.api,
+            # SGLang gives as many as it is asked for; others may not know ``n``.
+            samples=samples if endpoint.takes_rid else 1,
+            ids_of=prompt if bodies.wants_ids else None,
+        )
+        if samples > 1 or bodies.wants_ids:
+            self._compare(start.server, samples, answer)
+        if prompt.conversation is None:
+            return answer
+        return follow(start, reply, answer, server=endpoint.url, keep_reasoning=self._keep_reasoning)
 
     def _compare(self, server: int, samples: int, answer: Answer) -> None:
         """Say once what a server left out of what it was asked for."""

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from genpipe.core.errors import PromptFault
 from genpipe.core.values import Answer, Prompt, Start
@@ -104,7 +105,7 @@ class Script:
                 prompt,
                 payload=prompt.payload + b"y" * 10,
                 conversation=replace(talk, made=made),
-                made_json=made_json(made),
+                made=partial(made_json, made),
             )
             return replace(ANSWER, more=more)
         return replace(ANSWER, output_tokens=TOKENS * len(made), steps=[{"attempt": each} for each in made])

@@ -242,6 +242,8 @@ def check_report(report: CheckReport) -> str:
     ]
     if report.several_turns:
         lines.append(f"turns     {wording.number(report.several_turns)} with more than one turn of the user")
+    if report.ends_in_answer:
+        lines.append(f"endings   {wording.number(report.ends_in_answer)} end in an answer, {wording.GOES_ON}")
     if report.payload_bytes_max is not None:
         shortest, longest = wording.number(report.payload_bytes_min), wording.number(report.payload_bytes_max)
         lines.append(f"payload   {shortest} to {longest} bytes")

@@ -29,9 +29,8 @@ from tests.core.build import (
 
 
 def more_of(start, text=b"[1]"):
-    made_json = b'"made":%d' % (start.prompt.conversation or 0)
-    conversation = (start.prompt.conversation or 0) + 1
-    return replace(start.prompt, payload=text, conversation=conversation, made_json=made_json)
+    past = start.prompt.conversation or 0
+    return replace(start.prompt, payload=text, conversation=past + 1, made=lambda: b'"made":%d' % past)
 
 
 def step(core, start, now_s, *, last_s=None, text=b"[1]", **fields):

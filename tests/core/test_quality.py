@@ -53,12 +53,28 @@ def test_nearly_always_nothing_is_odd(content):
 
 
 @pytest.mark.parametrize(
-    "content", [None, "", " \n\t\u2028 ", [], "<think>so it is 7</think>", "so</think>\n\n"]
+    "content",
+    [
+        None,
+        "",
+        " \n\t\u2028 ",
+        [],
+        "<think>so it is 7</think>",
+        "so</think>\n\n",
+        "<think>x</think>" + "\n" * 40,
+    ],
 )
 def test_an_answer_without_text_beside_its_thought_is_empty(content):
     assert flags(content) == ("empty",)
     assert flags(content, calls=CALL) == ()
     assert flags(content, calls=[]) == ("empty",)
+
+
+@pytest.mark.parametrize(
+    "content", ["Mark its end: **</think>**", "It is a `</think>`", "See </think> or\n `</think>"]
+)
+def test_an_answer_that_ends_in_a_mark_it_speaks_of_is_not_empty(content):
+    assert flags(content) == ()
 
 
 def test_a_thought_without_an_answer_is_empty_whatever_ended_it():
@@ -74,7 +90,9 @@ def test_a_thought_without_an_answer_is_empty_whatever_ended_it():
         ("<think>hm, so", True),
         ("<think>\nhm</think> it is 7", False),
         ("hm</think> it is 7", False),
-        ("hm</think> it is 7 <think>or", True),
+        ("hm\n</think>\n\nit is 7\n<think>or", True),
+        ("Begin with the <think> token.", False),
+        ("Tokens: (<think>), **<think>**.", False),
         ("<think>a</think> b <think>c</think> d", False),
         ("Models write `<think>` before a thought.", False),
         ('<think>a "<think>" is a mark', True),

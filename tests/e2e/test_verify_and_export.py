@@ -170,8 +170,10 @@ def test_options_of_an_export_reach_it(finished_run, tmp_path):
     assert ended.err == f"genpipe: 0 of {ROWS} records exported, {ROWS} left out (not flagged cut or empty)\n"
     assert (ended.code, file.read_bytes()) == (0, b"")
     ended = genpipe("export", out, "-", "--format", "prompt", "--token-ids", "--card", tmp_path / "card.md")
+    assert (ended.code, ended.out) == (2, "")
+    assert "--token-ids: this run did not begin with request.token_ids=true" in ended.err
+    ended = genpipe("export", out, "-", "--only", "cut", "--card", tmp_path / "card.md")
     assert (ended.code, ended.out) == (0, "")
-    assert f"{ROWS} left out (no token ids)" in ended.err
     assert "# `stdout`" in (tmp_path / "card.md").read_text()
     ended = genpipe(
         "export", out, file, "--without", "cut", "--reasoning", "drop", "--format", "openai", "--force"
@@ -269,4 +271,5 @@ def test_an_export_that_is_stopped_leaves_nothing_behind(finished_run, tmp_path,
     assert process.returncode == 128 + number
     assert time.monotonic() - began_s < 20
     assert b"Traceback" not in told
+    assert told.endswith(b"genpipe: the export was stopped: nothing was written\n")
     assert list(tmp_path.iterdir()) == []

@@ -53,7 +53,16 @@ def response(content="Four.", thought=None, calls=None):
 def make_run(folder: Path, *records: bytes, shard_records=4, **request) -> Path:
     """A finished run of those records, in that order."""
     (folder / "shards").mkdir(parents=True)
-    settings = {"request": {"api": "chat", "model": "m", "sampling": {}, "extra_body": {}, **request}}
+    settings = {
+        "request": {
+            "api": "chat",
+            "model": "m",
+            "sampling": {},
+            "extra_body": {},
+            "token_ids": True,
+            **request,
+        }
+    }
     run = {
         "format": 1,
         "run_id": "r",

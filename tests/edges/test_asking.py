@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from genpipe.core.errors import PromptFault, ServerFault
-from genpipe.core.values import Answer, Checkup, Probe, Prompt, Start
+from genpipe.core.errors import FaultKind, PromptFault, ServerFault
+from genpipe.core.values import Answer, Checkup, Probe, Prompt, Reply, Start
 from genpipe.edges.conversation import begin
 from genpipe.edges.requests import Bodies
 from genpipe.edges.sglang import Endpoint, SglangTransport
@@ -167,8 +167,8 @@ def test_a_record_s_own_option_reaches_the_server():
 
 
 def test_a_record_whose_option_cannot_be_sent_is_to_blame_itself():
-    with pytest.raises(PromptFault, match="calls it max_new_tokens"):
-        ask_fleet([prompt_of("x", "text", sampling_json=b'"max_tokens":5')], api="generate")
+    with pytest.raises(PromptFault, match="is set by genpipe itself"):
+        ask_fleet([prompt_of("x", "text", sampling_json=b'"stream":true')], api="generate")
 
 
 def test_what_generate_does_not_know_is_an_error_as_with_the_real_one():
@@ -232,3 +232,27 @@ def test_a_turn_of_a_conversation_is_followed_and_its_answer_looked_at_first(kee
     assert ("thinking" in messages[1].get("reasoning_content", "") + messages[1]["content"]) is keep_reasoning
     assert [step["server"] for step in steps[-1].steps] == [url, url]
     assert len(told) == 1
+
+
+@pytest.mark.parametrize("has_turns", [True, False])
+def test_a_reply_that_nobody_thought_of_is_a_fault_with_a_trace_in_the_log(caplog, monkeypatch, has_turns):
+    endpoint = Endpoint(url="http://odd", api_key="secret-key")
+    transport = SglangTransport([endpoint], bodies=Bodies(model="m"))
+    payload, talk = begin([{"role": "user", "content": "a"}, {"role": "user", "content": "b"}])
+    prompt = Prompt(index=7, payload=payload, conversation=talk if has_turns else None)
+    start = Start(attempt=1, prompt=prompt, server=0, tries=1, started_s=0.0)
+    body = b'{"choices":[{"message":{"content":"x"}}],"usage":%s}' % (b'{"a":' * 9_998 + b"1" + b"}" * 9_998)
+    if not has_turns:
+        monkeypatch.setattr("genpipe.edges.answers.flags_of", lambda *_: dict[str, int]()["secret-key\n"])
+
+    with pytest.raises(ServerFault) as caught:
+        transport.examine(start, Reply(body=body, wire_s=1.0, last_s=2.0))
+
+    fault = caught.value
+    assert (fault.kind, fault.status, fault.wire_s) == (FaultKind.BROKEN, 200, 1.0)
+    words = "ValueError: JSON nested too deeply" if has_turns else "KeyError: "
+    assert str(fault).startswith(f"200 with a reply that cannot be read: {words}")
+    assert "secret-key" not in str(fault)
+    (record,) = caplog.records
+    assert (record.levelname, record.exc_info is not None) == ("ERROR", True)
+    assert record.getMessage() == "reply_unreadable index=7 server=http://odd"

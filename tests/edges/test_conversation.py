@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from genpipe.core.errors import PromptFault
+from genpipe.core.quality import FLAGS
 from genpipe.core.values import Prompt, Reply, Start
 from genpipe.edges import conversation, strict_json
 from genpipe.edges.conversation import begin, follow
@@ -284,6 +285,28 @@ def test_calls_written_as_plain_text_are_no_structure_to_splice_into():
     assert Play(old, "1", "2").sent[1] == [user("a"), assistant("1"), user("b")]
 
 
+ODD_CALLS = [5, True, "x", {"a": 1}, [5], [None, "x"]]
+
+
+@pytest.mark.parametrize("calls", ODD_CALLS)
+def test_calls_that_are_none_fail_a_conversation_or_end_it(calls):
+    odd = answer(response={"content": "hm", "reasoning_content": None, "tool_calls": calls})
+    for old in (WEATHER, [user("a"), user("b")]):
+        with pytest.raises(PromptFault, match=r"^turn 1 calls tools in a form that is not known$") as caught:
+            step(start_of(old), odd)
+        assert json.loads(b"{%s}" % caught.value.made_json)["steps"][0]["response"] == odd.response
+
+    assert Play(WEATHER[:5], odd).final.response == odd.response
+    assert Play([user("a")], odd).final.steps[0]["response"] == odd.response
+
+
+@pytest.mark.parametrize("calls", [None, [], {}, "", 0, False])
+def test_what_is_no_call_at_all_is_gone_on_from(calls):
+    given = answer(response={"content": "hm", "reasoning_content": None, "tool_calls": calls})
+
+    assert Play([user("a"), user("b")], given, "2").sent[1] == [user("a"), assistant("hm"), user("b")]
+
+
 OTHERS = [
     pytest.param([call("snow", "n1"), call("rain", "n2")], id="another function"),
     pytest.param([call("rain", "n1")], id="fewer"),
@@ -299,7 +322,12 @@ def test_other_calls_in_mid_conversation_fail_it_with_what_was_made(calls):
         step(start, calling(*calls))
     made = json.loads(b"{%s}" % caught.value.made_json)
 
-    assert str(caught.value) == "turn 1 calls tools whose results the original does not have"
+    form = (
+        "whose results the original does not have"
+        if "function" in calls[0]
+        else "in a form that is not known"
+    )
+    assert str(caught.value) == f"turn 1 calls tools {form}"
     assert (caught.value.status, caught.value.wire_s) == (None, 10.5)
     assert made["messages"] == WEATHER[:1]
     assert len(made["steps"][0]["response"]["tool_calls"]) == len(calls)
@@ -342,7 +370,7 @@ def test_a_finished_conversation_has_its_steps_and_their_sums():
     }  # fmt: skip
     assert (final.output_tokens, final.flags, final.rid, final.size_bytes) == (
         12,
-        ("cut", "empty"),
+        ("empty", "cut"),
         "r2",
         400,
     )
@@ -365,6 +393,39 @@ def test_sums_are_unknown_where_a_part_is():
     }  # fmt: skip
 
 
+def nested(depth):
+    value: Any = 1
+    for _ in range(depth):
+        value = {"a": value}
+    return value
+
+
+def test_usage_nested_deeply_is_summed_as_far_as_it_counts():
+    odd = {
+        "completion_tokens": 7,
+        "deep": nested(3_000),
+        "details": {"n": 2, "deep": nested(3_000)},
+        "x": "y",
+    }
+    final = Play([user("a"), user("b"), user("c")], *(answer("1", usage=odd) for _ in range(3))).final
+
+    assert final.usage == {
+        "completion_tokens": 21, "deep": {"a": None}, "details": {"n": 6, "deep": None}, "x": None
+    }  # fmt: skip
+
+
+def test_a_step_that_no_record_could_hold_is_refused_when_it_comes():
+    with pytest.raises(ValueError, match="nested too deeply"):
+        step(start_of([user("a")]), answer("1", usage=nested(9_999)))
+
+
+def test_flags_stand_in_one_order_whichever_came_first():
+    parts = [answer("1", flags=(flag,)) for flag in ("unclosed_think", "looping", "cut", "empty")]
+    final = Play([user(each) for each in "abcd"], *parts).final
+
+    assert final.flags == FLAGS[:4]
+
+
 def test_a_conversation_of_one_turn_has_one_step():
     final = Play([user("a"), assistant("old")], "1").final
 
@@ -374,10 +435,10 @@ def test_a_conversation_of_one_turn_has_one_step():
 
 def test_what_was_made_so_far_goes_along_for_a_turn_that_fails():
     start = start_of([user("a"), user("b"), user("c")])
-    assert start.prompt.made_json == b""
+    assert start.prompt.made is None
     more = step(start, answer("1")).more
     more = step(replace(start, prompt=more), answer("2")).more
-    made = json.loads(b"{%s}" % more.made_json)
+    made = json.loads(b"{%s}" % more.made())
 
     assert made["messages"] == json.loads(more.payload)
     assert [each["response"]["content"] for each in made["steps"]] == ["1", "2"]

@@ -5,6 +5,7 @@ import json
 import orjson
 import pytest
 
+from genpipe.core.errors import ConfigError
 from genpipe.core.values import OWN_BODY_KEYS
 from genpipe.edges import strict_json
 from genpipe.edges.prompts.dialects import Dialect, RecordError
@@ -91,6 +92,24 @@ def test_the_word_nan_elsewhere_is_no_fault_of_the_sampling():
 )
 def test_sampling_that_cannot_be_sent_is_refused(record, reason):
     assert reason in refused({"prompt": "p", **record}, sampling_field="s", body_fields=("seed",))
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("max_tokens", "s.max_tokens: SGLang's /generate calls it max_new_tokens; name it so"),
+        ("seed", "s.seed: SGLang's /generate calls it sampling_seed; name it so"),
+        ("temprature", "; did you mean temperature?"),
+        ("zzzz", "s.zzzz: SGLang's /generate is not known to have this sampling parameter, and refuses"),
+    ],
+)
+def test_sampling_that_generate_refuses_is_a_bad_record(name, words):
+    record = {"prompt": "p", "s": {"top_k": 1, name: 1}}
+
+    assert words in refused(record, sampling_field="s", api="generate")
+    # What is not sent is not refused.
+    assert prompt({"prompt": "p", "s": {name: None}}, sampling_field="s", api="generate").sampling_json == b""
+    assert prompt(record, sampling_field="s").sampling_json == b'"top_k":1,"%s":1' % name.encode()
 
 
 # ---- further members ----
@@ -181,3 +200,19 @@ def test_several_answers_to_one_turn_are_refused(begun, field, count):
     assert "one answer at a time" in refused({"prompt": "p", field: value}, multi_turn=True, **options)
     assert prompt({"prompt": "p", field: value}, **options)
     assert prompt({"prompt": "p", "s": {"n": 1}}, multi_turn=True, **options).sampling_json == b'"n":1'
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ({}, "prompt"),
+        ({}, "messages"),
+        ({"field": "q"}, "q"),
+        ({"name": "alpaca"}, "input"),
+        ({"api": "generate"}, "text"),
+    ],
+)
+def test_the_field_of_the_prompt_is_not_its_id_too(options, name):
+    with pytest.raises(ConfigError, match=f"^input.id_field names '{name}', which holds the prompt$"):
+        Dialect(id_field=name, **options)
+    assert prompt({"prompt": "p", "text": 7}, id_field="text").id_json == b"7"

@@ -345,8 +345,8 @@ def test_calls_in_the_history_keep_the_ids_that_their_results_name(tmp_path):
 
 def test_thoughts_in_the_text_of_earlier_answers_are_found_there(tmp_path):
     sent = [USER, assistant("1st"), {"role": "user", "content": "two"}]
-    steps = [{"response": response("r1</think>1st")}, {"response": response("r2</think>2nd")}]
-    given = record(0, messages=sent, response=response("r2</think>2nd"), steps=steps)
+    steps = [{"response": response("r1\n</think>1st")}, {"response": response("r2\n</think>2nd")}]
+    given = record(0, messages=sent, response=response("r2\n</think>2nd"), steps=steps)
     found = {
         reasoning: said_in(rows_of(tmp_path, given, format="openai", reasoning=reasoning)[0])
         for reasoning in ("field", "think", "drop")
@@ -354,7 +354,7 @@ def test_thoughts_in_the_text_of_earlier_answers_are_found_there(tmp_path):
 
     assert found == {
         "field": [assistant("1st", reasoning_content="r1"), assistant("2nd", reasoning_content="r2")],
-        "think": [assistant("<think>\nr1</think>1st"), assistant("<think>\nr2</think>2nd")],
+        "think": [assistant("<think>\nr1\n</think>1st"), assistant("<think>\nr2\n</think>2nd")],
         "drop": [assistant("1st"), assistant("2nd")],
     }
 
@@ -474,7 +474,7 @@ def test_what_cannot_be_parsed_is_left_out_loudly_and_stays_where_lines_are_copi
     assert (exported.records, exported.is_whole) == (2, False)
     assert out.read_bytes().count(b"\n") == 2
     assert len(warnings) == 1
-    assert "1 records cannot be parsed (the first is prompt 1's)" in warnings[0]
+    assert "1 records cannot be parsed or put into this form (the first is prompt 1's)" in warnings[0]
     exported, out = export(folder, "raw.jsonl", card=tmp_path / "card.md")
     assert (exported.records, exported.is_whole, out.read_bytes().count(b"\n")) == (3, True, 3)
     assert "| not readable | 1 |" in (tmp_path / "card.md").read_text()

@@ -41,7 +41,9 @@ def test_records_are_chosen_by_their_flags(options, flags, why):
     [
         ({"format_name": "alpaca"}, "--format alpaca: unknown; write one of raw, openai, sharegpt, prompt"),
         ({"without": ["cut,cuts"]}, "--without cuts: unknown; write one of empty, cut, looping"),
-        ({"only": [""]}, "--only : unknown; write one of empty, cut"),
+        ({"only": [""]}, "--only '': a flag is missing; write one of empty, cut"),
+        ({"without": ["cut,"]}, "--without 'cut,': a flag is missing"),
+        ({"format_name": ""}, "--format '': unknown; write one of raw"),
         ({"only": ["cut"], "without": ["cut"]}, "both name cut"),
         (
             {"format_name": "openai", "reasoning": "keep"},

@@ -33,6 +33,7 @@ def of(name, section="sampling"):
         ("completions", of("tools", "extra_body"), "/v1/completions ignores it"),
         ("generate", of("reasoning_effort", "extra_body"), "is for request.api = chat"),
         ("generate", of("top_kk"), "refuses those that it does not know; did you mean top_k?"),
+        ("generate", of("top_kk"), "every server will answer each request with an error, 500 before 0.5.22"),
         ("generate", of("logprobs", "extra_body"), "did you mean"),
         ("generate", of("temperature", "extra_body"), "looks for temperature in request.sampling alone"),
         ("generate", of("max_tokens", "extra_body"), "looks for max_new_tokens in request.sampling alone"),
@@ -76,7 +77,7 @@ def test_sampling_of_generate_goes_by_its_own_names():
     names = "max_new_tokens min_new_tokens temperature top_p top_k stop n sampling_seed json_schema regex"
     assert [ignored("generate", of(name)) for name in names.split()] == [None] * 10
     for other, name in OTHER_NAMES.items():
-        assert f"did you mean {name}?" in (ignored("generate", of(other)) or "")
+        assert f"calls it {name}; name it so" in (ignored("generate", of(other)) or "")
 
 
 def test_older_servers_are_named_with_their_versions():

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from genpipe.core.bitmap import Bitmap
 from genpipe.core.errors import ConfigError, ResumeMismatch
-from genpipe.edges.prompts import packed
+from genpipe.edges.prompts import formats, packed
 from genpipe.edges.prompts.checking import check_files
 from genpipe.edges.prompts.dialects import Dialect
-from genpipe.edges.prompts.formats import Handles
+from genpipe.edges.prompts.formats import Handles, check_readable
 from genpipe.edges.prompts.input_index import InputIndex
 from genpipe.edges.prompts.source import FileSource
 
@@ -90,6 +90,8 @@ def test_reading_in_order_never_begins_again(kind, tmp_path, monkeypatch):
 
     monkeypatch.setattr(packed._Unpacked, "_begin", counted)
     monkeypatch.setattr(packed, "_BUFFER_BYTES", 64)
+    # The look at the first bytes, once a start, is another matter.
+    monkeypatch.setattr(formats, "_check_inside", lambda path, form: None)
     path = tmp_path / "a"
     path.write_bytes(PACK[kind](rows(5_000)))
 
@@ -116,6 +118,27 @@ def test_a_file_that_is_cut_off_is_named_in_one_line(kind, tmp_path, lost):
         with pytest.raises(ConfigError, match=rf"/a is cut off in the middle of its {kind} data") as caught:
             attempt()
         assert "\n" not in str(caught.value)
+
+
+@kinds
+@pytest.mark.parametrize(
+    ("inside", "words"),
+    [
+        (gzip.compress(b"{}"), "is gzip within {kind}, which is not read: unpack it once"),
+        (zstandard.compress(b"{}"), "is zstd within {kind}, which is not read: unpack it once"),
+        (b"PAR1" + bytes(20), "is Parquet within {kind}, which is not read: unpack it once"),
+        ("{}".encode("utf-16"), "is UTF-16, which is not read: make it UTF-8, with iconv -f UTF-16"),
+        (b"PK\x03\x04" + bytes(20), "is zip, which is not read"),
+    ],
+)
+def test_what_is_no_text_once_unpacked_is_refused_before_anything_is_read(kind, inside, words, tmp_path):
+    (tmp_path / "a").write_bytes(PACK[kind](inside))
+
+    with pytest.raises(ConfigError) as caught:
+        check_readable(tmp_path / "a")
+
+    assert f"/a {words.format(kind=kind)}" in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("kind", ["gzip", "zstd", "junk behind gzip", "junk behind zstd"])

@@ -14,11 +14,13 @@ from pyarrow import parquet
 
 from genpipe.core.bitmap import Bitmap
 from genpipe.core.errors import ConfigError, ResumeMismatch
+from genpipe.edges.prompts import parquet_json
 from genpipe.edges.prompts.checking import check_files
 from genpipe.edges.prompts.chunks import CHUNK_BYTES_MAX
 from genpipe.edges.prompts.dialects import Dialect
 from genpipe.edges.prompts.formats import Handles
 from genpipe.edges.prompts.input_index import InputIndex
+from genpipe.edges.prompts.parquet_json import texts_of, values_of
 from genpipe.edges.prompts.parquet_rows import ParquetRows
 from genpipe.edges.prompts.source import FileSource
 
@@ -79,6 +81,11 @@ def value(array, *, name="v"):
         return [text[begin:-1].decode() if isinstance(text, bytes) else text for text in lines_of(path)]
 
 
+def not_utf_8():
+    """Texts, the second of which is none."""
+    return pa.Array.from_buffers(pa.string(), 3, pa.array([b"ok", b"\xff", b"ok"]).buffers())
+
+
 NS = 1_700_000_000_123_456_789
 
 
@@ -91,7 +98,7 @@ NS = 1_700_000_000_123_456_789
         (pa.array([True, None]), ["true", "null"]),
         (pa.array(["a\u2028\0é", ""]), ['"a\u2028\\u0000é"', '""']),
         (pa.array(["a", "b", "a"]).dictionary_encode(), ['"a"', '"b"', '"a"']),
-        (pa.array([b"text", b"\xff\x00"]), ['"text"', '"/wA="']),
+        (pa.array([b"text", b"\xff\x00"]), ['"text"', '{"base64":"/wA="}']),
         (pa.array([Decimal("12.50"), Decimal("-0.05"), None]), ["12.50", "-0.05", "null"]),
         (
             pa.array([Decimal(10**37 + 1)], pa.decimal128(38, 0)),
@@ -118,6 +125,16 @@ NS = 1_700_000_000_123_456_789
              '{"at":null,"n":null}', "null"],
         ),
         (pa.nulls(2), ["null", "null"]),
+        (pa.array([[("k", NS)], None, [], [("k", 1), ("k", 2)]], pa.map_(pa.string(), pa.timestamp("ns"))), [
+            '{"k":"2023-11-14T22:13:20.123456789"}', "null", "{}",
+            '[["k","1970-01-01T00:00:00.000000001"],["k","1970-01-01T00:00:00.000000002"]]']),
+        (pa.array([10**7, 0, None, -719_163, 2**31 - 1], pa.date32()), [
+            '"29349-01-26"', '"1970-01-01"', "null", '"0000-12-31"', "2147483647"]),
+        (not_utf_8(), ['"ok"', '{"base64":"/w=="}', '"ok"']),
+        (not_utf_8().cast(pa.string_view(), safe=False), ['"ok"', '{"base64":"/w=="}', '"ok"']),
+        (pa.ListArray.from_arrays([0, 1, 3], not_utf_8()), ['["ok"]', '[{"base64":"/w=="},"ok"]']),
+        (pa.StructArray.from_arrays([not_utf_8(), pa.array([1, 2, 3])], names=["a", "b"]), [
+            '{"a":"ok","b":1}', '{"a":{"base64":"/w=="},"b":2}', '{"a":"ok","b":3}']),
     ],
     ids=lambda given: str(getattr(given, "type", "")) or "looks",
 )  # fmt: skip
@@ -128,21 +145,68 @@ def test_how_values_look(array, looks):
     assert value(many) == looks * 300
 
 
-def test_a_row_that_is_no_json_is_bad_alone_and_named_by_its_number(tmp_path):
-    wrong = pa.Array.from_buffers(pa.string(), 3, pa.array([b"ok", b"\xff", b"ok"]).buffers())
-    parquet.write_table(pa.table({"prompt": wrong}), tmp_path / "a")
+def test_a_column_that_nobody_asks_for_costs_no_row(tmp_path):
+    """Each holds something that the library has no Python value for."""
+    table = pa.table(
+        {
+            "prompt": ["a", "b", "c"],
+            "text": not_utf_8(),
+            "day": pa.array([10**7, 0, None], pa.date32()),
+            "at": pa.array([[("k", NS)], None, []], pa.map_(pa.string(), pa.timestamp("ns"))),
+        }
+    )
+    parquet.write_table(table, tmp_path / "a")
+
+    report = check_files([tmp_path / "a"], Dialect())
+
+    assert (report.records, report.bad_count, report.shapes) == (3, 0, {"prompt": 3})
+
+
+def test_a_struct_that_has_a_name_twice_is_a_list_of_pairs():
+    twice = pa.StructArray.from_arrays([pa.array([1, 2]), pa.array([3, 4])], names=["a", "a"])
+    batch = pa.record_batch({"v": twice, "w": pa.array(["x", "y"])})
+
+    assert texts_of(batch) == [b'{"v":[["a",1],["a",3]],"w":"x"}', b'{"v":[["a",2],["a",4]],"w":"y"}']
+
+
+def test_a_value_that_cannot_be_had_costs_its_row_alone_and_names_its_column(tmp_path, monkeypatch):
+    """No Parquet column is known that holds such a value; what the library says of it is not for users."""
+
+    def values(array):
+        if array.type == pa.int32() and 2 in array.to_pylist():
+            raise ValueError("Install pandas")
+        return values_of(array)
+
+    monkeypatch.setattr(parquet_json, "values_of", values)
+    table = pa.table({"prompt": ["a", "b", "c"], "odd": pa.array([1, 2, 3], pa.int32())})
+    parquet.write_table(table, tmp_path / "a")
 
     source = source_of(tmp_path / "a")
     (chunk, *_) = asyncio.run(read_all(source))
     source.close()
-    report = check_files([tmp_path / "a"], Dialect())
 
     assert [prompt.index for prompt in chunk.prompts] == [0, 2]
     (bad,) = chunk.bad
     assert (bad.index, bad.line) == (1, 2)
-    assert "utf-8" in bad.reason
-    assert "line" not in bad.reason
-    assert (report.records, report.bad_count, report.blank_lines) == (3, 1, 0)
+    assert bad.reason == "a row that is no JSON: column 'odd' holds a value of the type int32"
+
+
+def test_a_value_without_json_names_its_column():
+    span = pa.array([pa.MonthDayNano([1, 2, 3])])
+
+    (text,) = texts_of(pa.record_batch({"prompt": ["a"], "span": span}))
+
+    assert text == "a row that is no JSON: column 'span' holds a value of the type MonthDayNano"
+
+
+def test_two_columns_of_one_name_are_refused_in_one_line(tmp_path):
+    table = pa.Table.from_arrays([pa.array(["a"]), pa.array([1]), pa.array(["b"])], ["prompt", "n", "prompt"])
+    parquet.write_table(table, tmp_path / "a")
+
+    for attempt in (lambda: source_of(tmp_path / "a"), lambda: check_files([tmp_path / "a"], Dialect())):
+        with pytest.raises(ConfigError, match="/a has several columns named 'prompt': rename") as caught:
+            attempt()
+        assert "\n" not in str(caught.value)
 
 
 def test_chunks_are_thousands_of_rows_within_row_groups(tmp_path):

@@ -18,13 +18,15 @@ from genpipe.core.values import Chunk
 from genpipe.edges.prompts.checking import check_files, has_records
 from genpipe.edges.prompts.chunks import LINE_BYTES_MAX
 from genpipe.edges.prompts.dialects import Dialect
-from genpipe.edges.prompts.formats import FOREIGN, MAGIC
+from genpipe.edges.prompts.formats import FOREIGN, MAGIC, WIDE
 from genpipe.edges.prompts.source import READ_BYTES_MAX, FileSource
 
 INPUTS = Path(__file__).parents[1] / "cases" / "inputs"
 MANIFEST = {entry["file"]: entry for entry in json.loads((INPUTS / "expected_shared.json").read_text())}
 NO_TEMPERATURE = ("prompts_nan.jsonl", 2)
 """Its value is only a danger to readers that take sampling values from the input."""
+ENDS_IN_ANSWER = {"messages_odd.jsonl": (4,)}
+"""The first record that does; a run says so once."""
 
 
 def never(text):
@@ -88,8 +90,12 @@ def test_a_shared_case_is_read_as_its_manifest_says(name):
     """Every row is a prompt with the right text, or a bad line with its number; none is lost."""
     path, manifest = INPUTS / name, MANIFEST[name]
     assert hashlib.sha256(path.read_bytes()).hexdigest() == manifest["sha256"]
-    prompts, bad, total = read_all(path)
+    told: list[str] = []
+    prompts, bad, total = read_all(path, warn=told.append)
     by_index = {prompt.index: prompt for prompt in prompts}
+    assert [text.split(" ends in an answer")[0] for text in told] == [
+        f"{path}:{line}" for line in ENDS_IN_ANSWER.get(name, ())
+    ]
     bad_lines = {line.index: line.line for line in bad}
 
     rows = [row for row in manifest["rows"] if row["verdict"] != "none"]
@@ -178,7 +184,7 @@ def naive(blobs):
 @given(data=st.data(), blobs=st.lists(st.lists(LINE, max_size=30).map(b"\n".join), min_size=1, max_size=3))
 def test_any_bytes_are_numbered_and_read_as_a_plain_split_does(tmp_path_factory, data, blobs):
     """Whatever is done, however much is read at once, and from what is left of an earlier process's index."""
-    assume(not any(blob.startswith((*MAGIC, *FOREIGN)) for blob in blobs))
+    assume(not any(blob.startswith((*MAGIC, *FOREIGN, *WIDE)) for blob in blobs))
     folder = tmp_path_factory.mktemp("soup")
     files = [folder / f"in-{place}" for place in range(len(blobs))]
     for file, blob in zip(files, blobs, strict=True):

@@ -142,9 +142,6 @@ def test_names_that_generate_does_not_have_are_refused_and_named():
     with pytest.raises(ConfigError, match=r"request.sampling.max_tokens: .*calls it max_new_tokens"):
         demand_names("generate", ["temperature", "max_tokens"])
     demand_names("chat", ["max_tokens"])
-    with pytest.raises(PromptFault, match=r"own sampling.seed: .*calls it sampling_seed"):
-        Bodies(model="m", api="generate").encode(prompt_of(sampling_json=b'"seed":1'), RID)
-    Bodies(model="m", api="chat").encode(prompt_of(sampling_json=b'"seed":1'), RID)
 
 
 def test_any_number_of_kinds_of_records_takes_no_more_memory_than_a_few():

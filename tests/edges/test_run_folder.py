@@ -173,6 +173,20 @@ def test_the_number_of_input_files_may_not_change(tmp_path):
         claim(tmp_path, inputs=("a.jsonl", "b.jsonl", "c.jsonl"))
 
 
+@pytest.mark.parametrize(
+    ("began", "now"),
+    [(("*.jsonl",), ("a.jsonl", "b.jsonl")), (("a.jsonl", "b.jsonl"), ("*.jsonl",)), (("?", "c"), ("c",))],
+)
+def test_a_pattern_stands_for_any_number_of_files(tmp_path, began, now):
+    claim(tmp_path, inputs=began).close()
+    before = (tmp_path / "run.json").read_bytes()
+    again = claim(tmp_path, inputs=now)
+    again.close()
+
+    assert again.epoch == 2
+    assert (tmp_path / "run.json").read_bytes() == before
+
+
 def test_shards_keep_the_size_that_the_run_began_with(tmp_path):
     claim(tmp_path).close()
     warnings: list[str] = []

@@ -421,6 +421,17 @@ def test_the_report_names_shapes_in_words_and_says_what_would_help():
     ]
 
 
+def test_the_report_counts_what_ends_in_an_answer_and_names_both_remedies():
+    lines = terminal.check_report(report(ends_in_answer=1_200)).splitlines()
+
+    assert lines[2] == (
+        "endings   1,200 end in an answer, which the model would be asked to go on from: "
+        "request.multi_turn=true has it answered anew, "
+        "request.extra_body.continue_final_message=true continues it"
+    )
+    assert "endings" not in terminal.check_report(report())
+
+
 def test_every_shape_of_a_record_has_a_name_for_users():
     assert set(terminal.SHAPES) == set(get_args(Shape))
 

@@ -1,13 +1,16 @@
 """The type of each column of an export, found by looking at all of its rows.
 
 A column has a type of its own where all of its values agree: texts, booleans, whole numbers of 64 bits,
-numbers (whole ones among them up to 2**53), lists of one of these, and for conversations and answers a list
-of objects, or an object, with a type for each member by the same rules. Whatever else it is (objects of the
-user's, values of several kinds, numbers past these bounds) the column holds each value as a text of JSON,
-texts too, and says so in its metadata. What is null, or not there, is null.
+numbers (whole ones among them up to 2**53, and others as far as a double holds their digits), lists of one
+of these, and for conversations and answers a list of objects, or an object, with a type for each member by
+the same rules. Whatever else it is (objects of the user's, values of several kinds, numbers past these
+bounds) the column holds each value as a text of JSON, texts too, and says so in its metadata. What is null,
+or not there, is null.
 """
 
+import json
 from collections.abc import Callable, Iterable
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 from genpipe.edges import strict_json
@@ -76,10 +79,18 @@ class Column:
             self.kinds.add("object")
             for key, member in value.items():
                 self._member(key).see(member)
-        elif kind is Exact and not (self._has_objects and isinstance(value.value, dict | list)):
-            self.see(value.value)
+        elif kind is Exact:
+            self._see_exact(value)
         else:
             self.kinds.add("json")
+
+    def _see_exact(self, exact: Exact) -> None:
+        value = exact.value
+        is_one = isinstance(value, dict) or (self._has_objects and isinstance(value, list))
+        if is_one or not _are_held(exact.json):
+            self.kinds.add("json")
+        else:
+            self.see(value)
 
     def _see_list(self, items: list[Any]) -> None:
         self.kinds.add("list")
@@ -191,6 +202,25 @@ def _kind_of_int(value: int) -> str:
     if -_EXACT_INT <= value <= _EXACT_INT:
         return "int"
     return "large" if -_INT64 <= value < _INT64 else "json"
+
+
+def _are_held(text: bytes) -> bool:
+    """Whether doubles hold all digits of the numbers with a point or an exponent in a JSON value."""
+    held = True
+
+    def see(digits: str) -> float:
+        nonlocal held
+        number = float(digits)
+        shown = repr(number)
+        held = held and (shown == digits or Decimal(digits) == Decimal(shown))
+        return number
+
+    try:
+        json.loads(text, parse_float=see)
+    except (ArithmeticError, RecursionError, ValueError):
+        # An exponent, or a depth, beyond all bounds.
+        return False
+    return held
 
 
 def _json_text(value: Any) -> str:

@@ -26,7 +26,8 @@ class Facts:
         records: records with a row.
         rows: their rows.
         left_out: records that are not wished for, by the reason.
-        unread: records that could not be parsed.
+        samples_left_out: samples that have no row, of records of which others have one, by the reason.
+        unread: records that could not be parsed, or not be put into the form that is wished for.
         tokens: records by their output tokens.
         usage_unknown: records whose output tokens are not known.
         flags: records by flag.
@@ -38,6 +39,7 @@ class Facts:
     records: int = 0
     rows: int = 0
     left_out: Counter[str] = field(default_factory=Counter)
+    samples_left_out: Counter[str] = field(default_factory=Counter)
     unread: int = 0
     tokens: Counter[int] = field(default_factory=Counter)
     usage_unknown: int = 0
@@ -151,6 +153,10 @@ def _origin(about: About) -> list[tuple[str, str]]:
 def _counts(about: About, facts: Facts) -> list[tuple[str, str]]:
     rows = [("exported", number(facts.records))]
     rows += [(f"left out: {why}", number(count)) for why, count in sorted(facts.left_out.items())]
+    rows += [
+        (f"samples of exported records, left out: {why}", number(count))
+        for why, count in sorted(facts.samples_left_out.items())
+    ]
     if facts.unread:
         rows.append(("not readable", number(facts.unread)))
     if about.doubled:

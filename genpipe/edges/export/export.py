@@ -5,19 +5,19 @@ Finding the records, putting them in order, making rows of them and writing a fo
 
 import os
 import tempfile
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 from genpipe.core.bitmap import Bitmap
 from genpipe.core.errors import ConfigError, StoreError
-from genpipe.core.wording import number
 from genpipe.edges import lines
 from genpipe.edges.export import data_card
 from genpipe.edges.export.making import Making
+from genpipe.edges.export.outcome import Exported
 from genpipe.edges.export.packing import Sink, lines_to
 from genpipe.edges.export.parquet import ParquetRows, demand_pyarrow
 from genpipe.edges.export.places import check_place, put_in_place, temporary_folder
@@ -36,38 +36,6 @@ BUFFER_BYTES = 32 << 20
 """Records that are kept in memory on their way into the buckets."""
 
 _PARQUET = ".parquet"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Exported:
-    """What was exported.
-
-    Attributes:
-        records: how many.
-        rows: the rows that they became.
-        left_out: records that were not wished for, by the reason.
-        total: prompts of the run as its last report has it, or None where that is not known.
-        doubled: records that were left out because an earlier one is of the same prompt.
-        is_whole: nothing was found that could be missing.
-    """
-
-    records: int
-    rows: int
-    total: int | None
-    doubled: int
-    is_whole: bool
-    left_out: Counter[str] = field(default_factory=Counter)
-
-    def as_text(self) -> str:
-        """In one line."""
-        of = f" of {number(self.total)}" if self.total is not None and self.total >= self.records else ""
-        parts = [f"{number(self.records)}{of} records exported"]
-        if self.rows != self.records:
-            parts[0] += f" as {number(self.rows)} rows"
-        if self.doubled:
-            parts.append(f"{self.doubled} doubled ones left out")
-        parts += [f"{number(count)} left out ({why})" for why, count in sorted(self.left_out.items())]
-        return ", ".join(parts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,8 +204,8 @@ def export_to_file(
     Args:
         shelf: the run; a driver may be at work.
         files: the disk that the file is on.
-        out: the file; its ending (``.parquet``, ``.gz``, ``.zst``) says what it is, else it is JSON Lines. A
-            folder for temporary files is made beside it, and removed again.
+        out: the file; its ending (``.parquet``, ``.gz``, ``.zst``, in any case) says what it is, else it is
+            JSON Lines. A folder for temporary files is made beside it, and removed again.
         force: existing files are replaced.
         warn: told, in one line each, what may be missing.
         progress: told how far it is.
@@ -254,7 +222,7 @@ def export_to_file(
     """
     # What a link points to is replaced, and not the link.
     out = out.resolve()
-    as_columns = out.name.endswith(_PARQUET)
+    as_columns = out.name.lower().endswith(_PARQUET)
     if as_columns:
         demand_pyarrow()
     with ExitStack() as stack:
@@ -267,7 +235,8 @@ def export_to_file(
         records = Records(
             shelf, place, warn=making.warn, bucket_indices=bucket_indices, buffer_bytes=buffer_bytes
         )
-        records.gather(progress, making.look if as_columns else None)
+        records.gather(progress, making.look if making.looks else None)
+        making.check_gathered()
         temporary = place / "whole"
         with blaming(temporary, "create"), open(temporary, "xb") as file:
             with blaming(out, "write"):
@@ -318,7 +287,8 @@ def export_to_stream(
         card_path = _check_card(shelf, card, None, force=force)
         place = stack.enter_context(temporary_folder(Path(tempfile.gettempdir())))
         records = Records(shelf, place, warn=making.warn)
-        records.gather(progress)
+        records.gather(progress, making.look if making.looks else None)
+        making.check_gathered()
         _write_rows(records, making, lines_to(stream, ""), Path("stdout"))
         exported = _exported(shelf, records, making)
         if card is not None and card_path is not None:
@@ -336,8 +306,9 @@ def _write_rows(records: Records, making: Making, sink: Sink, name: Path) -> Non
                 sink.put(rows, len(line))
         with blaming(name, "write"):
             sink.close()
-    except StoreError as error:
-        if isinstance(error.__cause__, BrokenPipeError):
+    except BaseException as error:
+        sink.abandon()
+        if isinstance(error, StoreError) and isinstance(error.__cause__, BrokenPipeError):
             raise error.__cause__ from None
         raise
     making.tell_unread()
@@ -377,6 +348,7 @@ def _exported(shelf: Shelf, records: Records, making: Making) -> Exported:
         records=making.facts.records,
         rows=making.facts.rows,
         left_out=making.facts.left_out,
+        samples_left_out=making.facts.samples_left_out,
         total=shelf.total(),
         doubled=records.doubled,
         is_whole=records.is_whole and not making.lost,

@@ -11,7 +11,8 @@ def answer(response: dict[str, Any], reasoning: str, *, finish_reason: str | Non
     """What the model said, as a message.
 
     Args:
-        response: ``content``, ``reasoning_content`` and ``tool_calls``, of which any may be null.
+        response: ``content``, ``reasoning_content`` and ``tool_calls``, of which any may be null, or anything
+            else that a server has sent.
         reasoning: ``field``, ``think`` or ``drop``.
         finish_reason: ``length`` where it was cut off.
         is_text: it goes on with a text, so that a thought in it stays there unless it is dropped.
@@ -55,7 +56,10 @@ def _voiced(response: dict[str, Any], reasoning: str, finish_reason: str | None,
         thought, said, is_marked = thoughts.split(content)
         if thought is not None:
             marked, content = (content if is_marked else f"{thoughts.OPEN}\n{content}"), said
-    elif thought:
+    elif thought and reasoning == "think":
+        if not isinstance(thought, str) or not isinstance(content, str | None):
+            # Marks can be put around texts only.
+            return {"content": content, "reasoning_content": thought}
         is_open = finish_reason == "length" and not content and not response.get("tool_calls")
         marked = _think(thought, content or "", is_open=is_open)
     if reasoning == "think":

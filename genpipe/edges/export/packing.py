@@ -1,5 +1,6 @@
 """Rows as JSON Lines: plain, or packed with gzip or zstd, by the ending of the file's name."""
 
+import contextlib
 import gzip
 from collections.abc import Iterable
 from typing import Any, BinaryIO, Protocol
@@ -25,6 +26,10 @@ class Sink(Protocol):
         """Write what is still held, and the format's own end. The file below stays open."""
         ...
 
+    def abandon(self) -> None:
+        """Let go of the file below, which nobody wants any more; to be called while that is still open."""
+        ...
+
 
 class Lines:
     """A line for each row."""
@@ -42,6 +47,9 @@ class Lines:
         """See :class:`Sink`."""
         self._stream.flush()
 
+    def abandon(self) -> None:
+        """See :class:`Sink`."""
+
 
 class PackedLines(Lines):
     """Lines through a packer, which is closed at the end."""
@@ -54,9 +62,15 @@ class PackedLines(Lines):
         """See :class:`Sink`."""
         self._stream.close()
 
+    def abandon(self) -> None:
+        """See :class:`Sink`."""
+        with contextlib.suppress(Exception):
+            self._stream.close()
+
 
 def lines_to(stream: BinaryIO, name: str) -> Lines:
-    """Lines to a file, packed as its name's ending (``.gz``, ``.zst``) says."""
+    """Lines to a file, packed as its name's ending (``.gz``, ``.zst``, in any case) says."""
+    name = name.lower()
     if name.endswith(".gz"):
         # Without a time stamp or a name, so that the same records are the same bytes.
         packer = gzip.GzipFile(filename="", mode="wb", compresslevel=_GZIP_LEVEL, fileobj=stream, mtime=0)

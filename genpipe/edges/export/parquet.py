@@ -1,5 +1,6 @@
 """Rows as Parquet, in row groups of a bounded size; needs pyarrow."""
 
+import contextlib
 from collections.abc import Iterable
 from typing import Any, BinaryIO
 
@@ -62,6 +63,13 @@ class ParquetRows:
         self._end_batch()
         self._end_group()
         self._writer.close()
+
+    def abandon(self) -> None:
+        """See :class:`genpipe.edges.export.packing.Sink`."""
+        with contextlib.suppress(Exception):
+            self._writer.close()
+        # One that could not be closed would try it again, and complain, when it is collected.
+        self._writer.is_open = False
 
     def _end_batch(self) -> None:
         import pyarrow as pa

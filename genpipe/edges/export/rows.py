@@ -7,7 +7,8 @@ All formats but ``raw`` have in each row:
 - ``messages``, ``conversations``, or ``prompt`` and ``completion``;
 - ``tools``, where the request had some;
 - ``input_ids`` and ``loss_mask``, where they are wished for;
-- the input's fields that ``[output].keep`` names. One that has a name from above is called ``input_NAME``.
+- the input's fields that ``[output].keep`` names. One that has a name from above is called ``input_NAME``,
+  or ``input_input_NAME`` where another has that name already, and so on.
 
 ``sharegpt`` is what the readers of SpecForge and speculators take: messages of ``role`` and ``content`` under
 ``conversations``. SpecForge hands every column that it does not know to the chat template, and wants one type
@@ -17,6 +18,7 @@ are several.
 """
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,15 +74,17 @@ class Maker:
         request = run["settings"].get("request", {})
         self._run_tools = (request.get("extra_body") or {}).get("tools")
 
-    def rows(self, record: dict[str, Any], line: bytes) -> list[Row]:
+    def rows(self, record: dict[str, Any], line: bytes, samples: Iterable[int] | None = None) -> list[Row]:
         """The rows of one record; none where they should have token ids, and these are not known.
 
         Args:
             record: what ``line`` was parsed to; changed, and perhaps part of the rows.
             line: the record as a line, without its checksum.
+            samples: which of several answers have a row; all where it is None.
 
         Raises:
-            ValueError: it is nested too deeply.
+            ValueError: it is nested too deeply, or has no payload.
+            AttributeError: it is not made as a record is; likewise KeyError and TypeError.
             ConfigError: it cannot be put into the form that is wished for.
         """
         kept = kept_keys(record)
@@ -92,10 +96,9 @@ class Maker:
         if "response" in record:
             rows = [self._row(record, record["response"], None, kept)]
         else:
-            rows = [
-                self._row(record, response, sample, kept)
-                for sample, response in enumerate(record["responses"])
-            ]
+            responses = record["responses"]
+            chosen = range(len(responses)) if samples is None else samples
+            rows = [self._row(record, responses[sample], sample, kept) for sample in chosen]
         return [row for row in rows if row is not None]
 
     def _row(
@@ -103,18 +106,23 @@ class Maker:
     ) -> Row | None:
         """One row; None where it has no token ids and should have."""
         row = self._names(record, sample)
-        row.update(self._talk(record, response))
+        member = _payload_member(record)
+        row.update(self._talk(record, member, response))
         tools = (record.get("body") or {}).get("tools") or self._run_tools
         if tools:
             row["tools"] = strict_json.dumps(tools).decode() if self._wish.format == "sharegpt" else tools
         if self._wish.token_ids:
-            tokens = training_tokens(record, sample)
+            tokens = training_tokens(record, sample, asked_with_ids=member == "input_ids")
             if tokens is None:
                 return None
             row["input_ids"], row["loss_mask"] = tokens
         if self._wish.format != "sharegpt":
             for key in kept:
-                row[f"input_{key}" if key in _OWN_COLUMNS else key] = record[key]
+                name = key
+                if key in _OWN_COLUMNS:
+                    while name in _OWN_COLUMNS or name in kept or name in row:
+                        name = f"input_{name}"
+                row[name] = record[key]
         return row
 
     def _names(self, record: dict[str, Any], sample: int | None) -> Row:
@@ -128,10 +136,9 @@ class Maker:
             row["sample"] = sample
         return row
 
-    def _talk(self, record: dict[str, Any], response: dict[str, Any]) -> Row:
+    def _talk(self, record: dict[str, Any], member: str, response: dict[str, Any]) -> Row:
         """What was asked and answered."""
         reasoning = self._wish.reasoning
-        member = next(key for key in record if key in MEMBERS)
         said = export_messages.answer(
             response, reasoning, finish_reason=record.get("finish_reason"), is_text=member != "messages"
         )
@@ -176,6 +183,14 @@ def _number_in(line: bytes, key: str) -> orjson.Fragment | None:
     return None if found is None else orjson.Fragment(found[0])
 
 
+def _payload_member(record: dict[str, Any]) -> str:
+    """What a record's payload is called. Kept fields, which may have such names too, come later."""
+    for key in record:
+        if key in MEMBERS:
+            return key
+    raise ValueError("a record without a payload")
+
+
 def kept_keys(record: dict[str, Any]) -> list[str]:
     """The input's fields in a record: all that stands after its last fact, the latency."""
     keys = list(record)
@@ -189,8 +204,10 @@ def kept_keys(record: dict[str, Any]) -> list[str]:
 def _turn(message: dict[str, Any]) -> dict[str, Any]:
     """A message as a turn, with a text wherever that can be."""
     content = message.get("content")
-    if isinstance(content, list) and len(content) == 1 and set(content[0]) == {"type", "text"}:
-        content = content[0]["text"]
+    if isinstance(content, list) and len(content) == 1 and isinstance(content[0], dict):
+        part = content[0]
+        if set(part) == {"type", "text"} and isinstance(part["text"], str):
+            content = part["text"]
     more = {key: message[key] for key in _TURN_KEYS if message.get(key) is not None}
     return {"role": message["role"], "content": "" if content is None else content, **more}
 

@@ -3,7 +3,9 @@
 from typing import Any, TypeGuard
 
 
-def training_tokens(record: dict[str, Any], sample: int | None) -> tuple[list[int], list[int]] | None:
+def training_tokens(
+    record: dict[str, Any], sample: int | None, *, asked_with_ids: bool
+) -> tuple[list[int], list[int]] | None:
     """``input_ids`` and ``loss_mask`` of one sample; None where the ids of prompt or answer are not known.
 
     The mask is 1 over what the model wrote: the answer, and an earlier answer of the conversation where the
@@ -13,11 +15,13 @@ def training_tokens(record: dict[str, Any], sample: int | None) -> tuple[list[in
     Args:
         record: the record.
         sample: which of several, or None where there is one.
+        asked_with_ids: the request's payload was ``input_ids``; else a member of that name is a field of the
+            input like any other.
     """
     steps = record.get("steps") or ()
     ids = (steps[-1].get("token_ids") if steps else None) or record.get("token_ids") or {}
     prompt, output = ids.get("prompt"), ids.get("output")
-    if prompt is None:
+    if prompt is None and asked_with_ids:
         # Who was asked with ids knows them.
         prompt = record.get("input_ids")
     if sample is not None:

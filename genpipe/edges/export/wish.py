@@ -23,7 +23,8 @@ class Wish:
     Attributes:
         format: ``raw`` (records as they are), ``openai`` (``messages``), ``sharegpt`` (``conversations``) or
             ``prompt`` (``prompt`` and ``completion``).
-        only: records without any of these flags are left out, where there are any here.
+        only: records without any of these flags are left out, where there are any here. Where each sample of
+            a record has a row, each is judged for itself; likewise with ``without``.
         without: records with one of these flags are left out.
         reasoning: what becomes of the thoughts before an answer: a ``field`` of their own, ``think`` for
             marks in the text, or ``drop``.
@@ -43,12 +44,22 @@ class Wish:
         return not self.only and not self.without
 
     def left_out(self, flags: Iterable[str]) -> str:
-        """Why a record with these flags is not wished for, in a few words; nothing where it is."""
+        """Why a record, or sample, of these flags is not wished for, in a few words; nothing where it is."""
         if self.only and self.only.isdisjoint(flags):
             return f"not flagged {' or '.join(sorted(self.only))}"
         for flag in sorted(self.without.intersection(flags)):
             return f"flagged {flag}"
         return ""
+
+    def doubts_ids(self, run: dict[str, Any]) -> bool:
+        """Token ids are wished for of a run that did not ask for them when it began.
+
+        With ``--allow-changed`` it may have gone on with them.
+
+        Args:
+            run: what ``run.json`` says.
+        """
+        return self.token_ids and run["settings"].get("request", {}).get("token_ids") is not True
 
     def check_against(self, run: dict[str, Any]) -> None:
         """Find out early what cannot be: messages of a run whose prompts were texts.
@@ -107,12 +118,16 @@ def wish(
 
 
 def _flags(option: str, texts: Iterable[str]) -> frozenset[str]:
-    names = [name.strip() for text in texts for name in text.split(",")]
-    for name in names:
-        _demand_known(option, name, FLAGS)
-    return frozenset(names)
+    found = set()
+    for text in texts:
+        for name in map(str.strip, text.split(",")):
+            if not name:
+                raise ConfigError(f"{option} {text!r}: a flag is missing; write one of {', '.join(FLAGS)}")
+            _demand_known(option, name, FLAGS)
+            found.add(name)
+    return frozenset(found)
 
 
 def _demand_known(option: str, name: str, known: tuple[str, ...]) -> None:
     if name not in known:
-        raise ConfigError(f"{option} {name}: unknown; write one of {', '.join(known)}")
+        raise ConfigError(f"{option} {name or repr(name)}: unknown; write one of {', '.join(known)}")

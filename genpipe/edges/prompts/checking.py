@@ -26,7 +26,7 @@ def check_files(files: Sequence[Path], dialect: Dialect, *, bad_lines_max: int =
     input_bytes = sum([check_readable(path).size_bytes for path in files])
     if not files:
         raise ConfigError("no input file is given: name one with --prompts or input.paths")
-    records = line_count = bad_count = several_turns = 0
+    records = line_count = bad_count = several_turns = answers = 0
     shapes: Counter[str] = Counter()
     hints: Counter[str] = Counter()
     bad_lines: list[BadLine] = []
@@ -38,7 +38,7 @@ def check_files(files: Sequence[Path], dialect: Dialect, *, bad_lines_max: int =
         line_count += new_lines
         for place in range(len(cut.texts)):
             try:
-                prompt, shape, several = dialect.convert(entry.first + place, text_at(cut, place))
+                prompt, shape, several, ends = dialect.convert(entry.first + place, text_at(cut, place))
             except RecordError as error:
                 bad_count += 1
                 if error.remedy is not None:
@@ -48,6 +48,7 @@ def check_files(files: Sequence[Path], dialect: Dialect, *, bad_lines_max: int =
                 continue
             shapes[shape] += 1
             several_turns += several
+            answers += ends
             size = len(prompt.payload)
             shortest = size if shortest is None else min(shortest, size)
             longest = size if longest is None else max(longest, size)
@@ -61,6 +62,7 @@ def check_files(files: Sequence[Path], dialect: Dialect, *, bad_lines_max: int =
         payload_bytes_min=shortest,
         payload_bytes_max=longest,
         several_turns=several_turns,
+        ends_in_answer=answers,
         hints=tuple(hints.most_common()),
     )
 

@@ -15,6 +15,7 @@ LINE_BYTES_MAX: Final = 64 << 20
 
 TOO_LONG: Final = f"longer than {LINE_BYTES_MAX >> 20} MiB"
 IS_ARRAY: Final = "this looks like one JSON array; jq -c '.[]' FILE makes lines of it"
+IS_SPREAD: Final = "this looks like JSON that is spread over lines; jq -c . FILE makes one line of each value"
 
 _BOM = b"\xef\xbb\xbf"
 _BLANKS = b" \t\r\n"

@@ -27,6 +27,7 @@ _MEMBERS: dict[ApiName, tuple[str, ...]] = {
     "completions": ("prompt",),
     "generate": ("text", "input_ids"),
 }
+_CONTINUES = b'"continue_final_message":true'
 _USER = b'{"role":"user","content":'
 
 
@@ -37,11 +38,13 @@ class Converted(NamedTuple):
         prompt: the prompt.
         shape: what the record looked like.
         several_turns: the user speaks more than once in it.
+        ends_in_answer: the request ends in the model's words, and does not tell it to go on from them.
     """
 
     prompt: Prompt
     shape: Shape
     several_turns: bool
+    ends_in_answer: bool
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +69,7 @@ class Dialect:
         multi_turn: the turns of a conversation are to be asked one by one.
         sampling_field: the field that holds a record's own sampling parameters.
         body_fields: fields that go into the request as they are.
+        continues: requests tell the model to go on from an answer at their end.
 
     Raises:
         ConfigError: these do not go together, or ``keep`` names a key of our own records.
@@ -80,6 +84,7 @@ class Dialect:
     multi_turn: bool = False
     sampling_field: str | None = None
     body_fields: tuple[str, ...] = ()
+    continues: bool = False
     _system_json: bytes = dataclasses.field(init=False, repr=False, compare=False)
     _readers: tuple[Reader, ...] = dataclasses.field(init=False, repr=False, compare=False)
 
@@ -118,6 +123,8 @@ class Dialect:
         roles = {reader.key: "holds the prompt" for reader in self._readers}
         if "instruction" in roles:
             roles["input"] = "holds the prompt"
+        if self.id_field in roles:
+            raise ConfigError(f"input.id_field names {self.id_field!r}, which {roles[self.id_field]}")
         roles[self.id_field] = "is input.id_field"
         if self.sampling_field is not None:
             if self.sampling_field in roles:
@@ -151,7 +158,7 @@ class Dialect:
             RecordError: it holds no prompt.
         """
         prompt, asked = self._converted(index, line)
-        return Converted(prompt, asked.shape, asked.has_several_turns)
+        return Converted(prompt, asked.shape, asked.has_several_turns, self._ends_in_answer(prompt, asked))
 
     def _converted(self, index: int, line: bytes) -> tuple[Prompt, Asked]:
         try:
@@ -178,6 +185,11 @@ class Dialect:
             conversation=begun,
         )
         return prompt, asked
+
+    def _ends_in_answer(self, prompt: Prompt, asked: Asked) -> bool:
+        if self.multi_turn or self.continues or not asked.ends_in_answer:
+            return False
+        return _CONTINUES not in prompt.body_json and _CONTINUES not in prompt.sampling_json
 
     def _payload(self, asked: Asked, record: dict[str, Any], line: bytes) -> tuple[str, bytes, Any]:
         """What the request carries: as which member, as what JSON, and what is asked after it."""
@@ -239,7 +251,7 @@ class Dialect:
         sampling = None
         if self.sampling_field is not None:
             sampling_json = own_members.sampling_of(
-                line, record, self.sampling_field, odd=odd, single=self.multi_turn
+                line, record, self.sampling_field, api=self.api, odd=odd, single=self.multi_turn
             )
             sampling = record.get(self.sampling_field)
         if self.body_fields:

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, BinaryIO, Final, Literal
 
 from genpipe.core.errors import ConfigError
 from genpipe.edges.prompts.chunks import InputFile, LineFile
@@ -21,6 +21,8 @@ Demand = Literal["auto", "jsonl", "parquet"]
 MAGIC: Final[dict[bytes, Form]] = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"PAR1": "Parquet"}
 FOREIGN: Final = {b"BZh": "bzip2", b"\xfd7zXZ\x00": "xz", b"PK\x03\x04": "zip", b"PARE": "encrypted Parquet"}
 """What is told by name, and not read."""
+WIDE: Final = {b"\xff\xfe\x00\x00": "UTF-32", b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
+"""Byte order marks of text that is not UTF-8."""
 
 _HEAD_BYTES = 8
 _BUFFER_BYTES = 256 << 10
@@ -58,7 +60,7 @@ class Handles:
             if self._open is None or self._number != number:
                 self.close()
                 path = self._files[number]
-                self._open = open_input(path, check_readable(path).form)
+                self._open = open_input(path, _look(path).form)
                 self._number = number
             yield self._open
         except OSError as error:
@@ -82,9 +84,7 @@ def open_input(path: Path, form: Form) -> InputFile:
         return LineFile(open(path, "rb", buffering=_BUFFER_BYTES))
     if form == "Parquet":
         return _open_parquet(path)
-    from genpipe.edges.prompts.packed import open_gzip, open_zstd
-
-    return LineFile(open_gzip(path) if form == "gzip" else open_zstd(path))
+    return LineFile(_open_packed(path, form))
 
 
 def length_of(path: Path, facts: FileFacts) -> int | None:
@@ -107,7 +107,7 @@ def length_of(path: Path, facts: FileFacts) -> int | None:
 
 
 def check_readable(path: Path, demand: Demand = "auto") -> FileFacts:
-    """Look at an input file from outside.
+    """Look at an input file from outside, and at the first bytes of what is packed in it.
 
     Args:
         path: the file.
@@ -116,6 +116,17 @@ def check_readable(path: Path, demand: Demand = "auto") -> FileFacts:
     Raises:
         ConfigError: it is not there, is no plain file, may not be read, or has another form.
     """
+    facts = _look(path)
+    if demand != "auto" and (facts.form == "Parquet") != (demand == "parquet"):
+        is_what = "Parquet" if facts.form == "Parquet" else "no Parquet file"
+        raise ConfigError(f"{path} is {is_what}, and input.format is {demand!r}: set it to 'auto'")
+    if facts.form in ("gzip", "zstd"):
+        _check_inside(path, facts.form)
+    return facts
+
+
+def _look(path: Path) -> FileFacts:
+    """As :func:`check_readable`, whatever is packed in it."""
     try:
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):
@@ -124,11 +135,7 @@ def check_readable(path: Path, demand: Demand = "auto") -> FileFacts:
             head = handle.read(_HEAD_BYTES)
     except OSError as error:
         raise unreadable(path, error) from error
-    form = _form_of(path, head)
-    if demand != "auto" and (form == "Parquet") != (demand == "parquet"):
-        is_what = "Parquet" if form == "Parquet" else "no Parquet file"
-        raise ConfigError(f"{path} is {is_what}, and input.format is {demand!r}: set it to 'auto'")
-    return FileFacts(form=form, size_bytes=status.st_size)
+    return FileFacts(form=_form_of(path, head), size_bytes=status.st_size)
 
 
 def unreadable(path: Path, error: OSError) -> ConfigError:
@@ -148,6 +155,26 @@ def _open_parquet(path: Path) -> "ParquetRows":
     return ParquetRows(path)
 
 
+def _open_packed(path: Path, form: Form) -> BinaryIO:
+    from genpipe.edges.prompts.packed import open_gzip, open_zstd
+
+    return open_gzip(path) if form == "gzip" else open_zstd(path)
+
+
+def _check_inside(path: Path, form: Form) -> None:
+    """Refuse what is packed twice, or is no text; damage is told of where reading comes to it."""
+    try:
+        with closing(_open_packed(path, form)) as text:
+            head = text.read(_HEAD_BYTES)
+    except OSError as error:
+        raise unreadable(path, error) from error
+    except ConfigError:
+        return
+    inside = _form_of(path, head)
+    if inside != "plain":
+        raise ConfigError(f"{path} is {inside} within {form}, which is not read: unpack it once")
+
+
 def _form_of(path: Path, head: bytes) -> Form:
     for magic, form in MAGIC.items():
         if head.startswith(magic):
@@ -158,6 +185,11 @@ def _form_of(path: Path, head: bytes) -> Form:
     for magic, what in FOREIGN.items():
         if head.startswith(magic):
             raise ConfigError(f"{path} is {what}, which is not read: make it JSON Lines, plain, gzip or zstd")
+    for mark, what in WIDE.items():
+        if head.startswith(mark):
+            raise ConfigError(
+                f"{path} is {what}, which is not read: make it UTF-8, with iconv -f {what} -t UTF-8 FILE"
+            )
     return "plain"
 
 

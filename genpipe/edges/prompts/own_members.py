@@ -2,12 +2,15 @@
 
 from typing import Any
 
-from genpipe.core.values import OWN_BODY_KEYS
+from genpipe.core.values import OWN_BODY_KEYS, ApiName
+from genpipe.edges.known_options import refused_sampling
 from genpipe.edges.prompts.record_errors import RecordError, kind_of
 from genpipe.edges.strict_json import dumps, exact_member, no_numbers
 
 
-def sampling_of(line: bytes, record: dict[str, Any], field: str, *, odd: bool, single: bool) -> bytes:
+def sampling_of(
+    line: bytes, record: dict[str, Any], field: str, *, api: ApiName, odd: bool, single: bool
+) -> bytes:
     """The sampling parameters in a record's field, as JSON members without braces, digit for digit.
 
     A member that is null is left out: tables have all columns in all rows.
@@ -16,6 +19,8 @@ def sampling_of(line: bytes, record: dict[str, Any], field: str, *, odd: bool, s
         line: what ``record`` was parsed from.
         record: one input record.
         field: where they stand; nowhere, or null, is none.
+        api: how servers are asked; ``generate`` refuses a request with one that it does not know, with a
+            status that would be the server's fault.
         odd: ``line`` holds something that is no strict JSON.
         single: one answer a prompt is all that can be asked for.
 
@@ -32,6 +37,8 @@ def sampling_of(line: bytes, record: dict[str, Any], field: str, *, odd: bool, s
     for name in plain:
         if name in OWN_BODY_KEYS:
             raise RecordError(f"{field}.{name} is set by genpipe itself")
+        if api == "generate" and plain[name] is not None and (why := refused_sampling(name)):
+            raise RecordError(f"{field}.{name}: {why}")
     if single:
         _demand_one(f"{field}.n", plain.get("n"))
     exact = exact_member(line, record, field)

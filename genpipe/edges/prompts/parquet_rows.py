@@ -2,7 +2,8 @@
 
 How values look (JSON has fewer types than Parquet): whole numbers and decimals keep their digits, NaN and
 Infinity become null, instants are ISO 8601 (those of a time zone in UTC, ``+00:00``), durations are seconds,
-maps with text keys are objects, and bytes are their UTF-8 text, or base64 where they are none.
+maps with text keys are objects, and bytes are their UTF-8 text, or ``{"base64": …}`` where they are none; so
+are texts that are no UTF-8. Maps with other keys, and structs that have a name twice, are lists of pairs.
 """
 
 import time
@@ -42,12 +43,15 @@ class ParquetRows:
         """Open it, and read what stands at its end.
 
         Raises:
-            ConfigError: it is damaged.
+            ConfigError: it is damaged, or has two columns of one name.
             OSError: it cannot be read.
         """
         self._path = path
         with self._reading():
             self._file = parquet.ParquetFile(path, buffer_size=_BUFFER_BYTES, pre_buffer=False)
+            names = self._file.schema_arrow.names
+            if twice := [name for place, name in enumerate(names) if name in names[:place]]:
+                raise ConfigError(f"{path} has several columns named {twice[0]!r}: rename all but one")
             metadata = self._file.metadata
             groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
             self._sizes = [group.total_byte_size for group in groups]

@@ -53,6 +53,12 @@ class Asked(NamedTuple):
         """The user speaks more than once."""
         return self.messages is not None and [m["role"] for m in self.messages].count("user") > 1
 
+    @property
+    def ends_in_answer(self) -> bool:
+        """The last message is the model's, and is not left out by :meth:`asked_messages`."""
+        messages = self.messages
+        return self.shape == "messages" and messages is not None and messages[-1]["role"] == "assistant"
+
 
 Read = Callable[[dict[str, Any], str, Any], Asked]
 

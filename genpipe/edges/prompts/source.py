@@ -9,10 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from genpipe.core import wording
 from genpipe.core.bitmap import Bitmap
 from genpipe.core.errors import ConfigError, ResumeMismatch
 from genpipe.core.values import BadLine, Chunk, Prompt
-from genpipe.edges.prompts.chunks import IS_ARRAY, Cut
+from genpipe.edges.prompts.chunks import IS_ARRAY, IS_SPREAD, Cut
 from genpipe.edges.prompts.dialects import Dialect, RecordError
 from genpipe.edges.prompts.formats import Handles
 from genpipe.edges.prompts.input_index import InputIndex
@@ -50,7 +51,8 @@ class FileSource:
             index_path: of ``input.idx``, or None for none.
             done: records to be left out; only looked at. Indices of prompts that were given out may be
                 added at any time.
-            warn: told, in one line, what is wrong with the index. May be called from any thread.
+            warn: told, in one line, what is wrong with the index, and of the first record that ends in an
+                answer. May be called from any thread.
             on_mismatch: told once, from the scanning thread, that the input is not what this run began
                 with (a ResumeMismatch) or cannot be read (another ConfigError).
 
@@ -67,7 +69,7 @@ class FileSource:
         self._stop = threading.Event()
         self._hurry = threading.Event()
         self._reader = _Reader(
-            files=self._files, dialect=dialect, index=self._index, done=done, stop=self._stop
+            files=self._files, dialect=dialect, index=self._index, done=done, stop=self._stop, warn=warn
         )
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="input-read")
         self._scanner: threading.Thread | None = None
@@ -220,12 +222,15 @@ class _Reader:
         index: InputIndex,
         done: Bitmap,
         stop: threading.Event,
+        warn: Callable[[str], None],
     ) -> None:
         self._files = files
         self._dialect = dialect
         self._index = index
         self._done = done
         self._stop = stop
+        self._warn = warn
+        self._has_warned = False
         self._handles = Handles(files)
         self._next_chunk = 0
         self._cut: Cut | None = None
@@ -249,7 +254,7 @@ class _Reader:
 
     def _parse(self, cut: Cut, batch: _Batch) -> bool:
         """Go on in ``cut`` as far as the batch has room; whether nothing is left of it."""
-        first, done, dialect = cut.entry.first, self._done, self._dialect
+        first, done = cut.entry.first, self._done
         for place in range(self._place, len(cut.texts)):
             index = first + place
             if index in done:
@@ -261,7 +266,7 @@ class _Reader:
                 # Parsing holds the interpreter, and the event loop should not have to wait for its share.
                 time.sleep(0)
             try:
-                prompt = dialect.prompt(index, text_at(cut, place))
+                prompt = self._prompt(cut, place)
             except RecordError as error:
                 batch.take_bad(bad_line(self._files, cut, place, error))
                 continue
@@ -270,6 +275,18 @@ class _Reader:
             batch.take(prompt)
         self._place = 0
         return True
+
+    def _prompt(self, cut: Cut, place: int) -> Prompt:
+        """The record at ``place``; of the first one that ends in an answer a word is said."""
+        index, text = cut.entry.first + place, text_at(cut, place)
+        if self._has_warned:
+            return self._dialect.prompt(index, text)
+        converted = self._dialect.convert(index, text)
+        if converted.ends_in_answer:
+            self._has_warned = True
+            where = f"{self._files[cut.entry.file]}:{cut.numbers[place]}"
+            self._warn(f"{where} ends in an answer, {wording.GOES_ON} (said of the first such record only)")
+        return converted.prompt
 
     def _take_chunk(self) -> Cut | None:
         """The next chunk that has something to do; None at the end of the input, or when told to stop."""
@@ -299,6 +316,8 @@ def bad_line(files: Sequence[Path], cut: Cut, place: int, error: RecordError) ->
     is_first = not (cut.entry.start or place)
     if isinstance(text, bytes) and (text.strip() == b"[" or (is_first and text.lstrip().startswith(b"["))):
         reason = f"{reason}; {IS_ARRAY}"
+    elif isinstance(text, bytes) and is_first and text.strip() == b"{":
+        reason = f"{reason}; {IS_SPREAD}"
     return BadLine(
         index=cut.entry.first + place,
         file=str(files[cut.entry.file]),
