@@ -59,7 +59,7 @@ soak: soak-servers
 	GENPIPE_SOAK=$(ROUNDS) $(BIN)/python -m pytest -n $(WORKERS) --timeout 7200 \
 		tests/faults tests/edges/test_store_machine.py tests/e2e/test_random_kills.py \
 		tests/e2e/test_offsite_kills.py tests/s3/test_boto.py tests/cases/test_c29_bar_in_logs_and_notebooks.py \
-		tests/cases/test_c24_million_rows.py
+		tests/cases/test_c24_million_rows.py tests/cases/test_c05_two_runs_one_dir.py
 
 soak-servers: $(VENV)/.ready
 	GENPIPE_SOAK=$(ROUNDS) $(BIN)/python -m pytest -n $(WORKERS) --timeout 7200 \

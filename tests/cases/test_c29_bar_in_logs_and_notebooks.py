@@ -43,7 +43,7 @@ def test_a_log_file_gets_whole_stamped_lines_also_while_nothing_moves(tmp_path):
     with servers(tmp_path) as fleet:
         command = ["run", "--prompts", source, "--servers", fleet.address, "--out", out]
         with running(*command, err=tmp_path / "run.err") as run:
-            time.sleep(LINES * LINE_EVERY_S + 2.5)
+            wait_for(lambda: run.err.count("running: ") > LINES, "lines", LINES * LINE_EVERY_S + 15)
             stalled = run.err
             run.send(signal.SIGTERM)
             wait_for(lambda: "SIGTERM" in run.err, "a word about the signal")

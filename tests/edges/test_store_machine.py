@@ -24,7 +24,7 @@ from tests.faults.soak import SOAK
 
 PROMPTS = 40
 SHARD_RECORDS = 4
-EXAMPLES = 120
+EXAMPLES = 80
 STEPS = 25
 NEEDS_ROOM = frozenset({"create", "write", "mkdir"})
 DERIVED = (FOLDER / ".done_indices", FOLDER / "manifest.jsonl")
