@@ -18,11 +18,11 @@ $(VENV)/.ready: pyproject.toml
 demo: $(VENV)/.ready
 	$(BIN)/genpipe demo
 
-# All tests: about nine minutes on two cores; many of them wait more than they work.
+# All tests: ten minutes or more on two cores; many of them wait more than they work.
 test: $(VENV)/.ready
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
-# Lint, types and the fast tests: under a minute.
+# Lint, types and the fast tests: a minute or two.
 check: $(VENV)/.ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .

@@ -9,8 +9,8 @@ from tests.s3.fixtures import aws, moto, rclone, weed
 
 __all__ = ["aws", "moto", "pytest_terminal_summary", "rclone", "weed"]
 
-WHOLE_PROGRAM = {"cases", "e2e", "faults", "s3"}
-"""Folders of tests that start whole programs; `make check` leaves them to `make test`."""
+WHOLE_PROGRAM = {"cases", "e2e", "faults", "s3", "test_cli.py", "test_limiting.py"}
+"""Where tests start whole programs; `make check` leaves them to `make test`."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

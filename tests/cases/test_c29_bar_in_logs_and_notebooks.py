@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import termios
-import time
 from datetime import datetime
 
 import pytest

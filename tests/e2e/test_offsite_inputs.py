@@ -32,7 +32,9 @@ def test_objects_that_match_are_read_in_sorted_order_and_listed_again_on_a_resum
         more = genpipe(*command, env=env)
         weed.write("pattern/aa.jsonl", lines(["in between"]))
         between = genpipe(*command, env=env)
-        none = genpipe("run", "--prompts", "s3://runs/pattern/*.json", *where, "--out", tmp_path / "no", env=env)
+        none = genpipe(
+            "run", "--prompts", "s3://runs/pattern/*.json", *where, "--out", tmp_path / "no", env=env
+        )
     checked = genpipe("check", "s3://runs/pattern/**/*.jsonl", *how, env=env)
 
     assert first.code == 0, first.err
