@@ -47,19 +47,16 @@ def loads_odd(data: bytes) -> Any:
     Raises:
         ValueError: as :func:`loads` does.
     """
-    return _loads(data, _LENIENT)
-
-
-def _loads(data: bytes, hooks: _Hooks) -> Any:
+    hooks = _LENIENT._asdict()
     try:
         text = data.decode()
     except UnicodeDecodeError as error:
         raise ValueError(f"not UTF-8: byte 0x{data[error.start]:02x} at offset {error.start}") from None
     try:
         try:
-            return _clean(json.loads(text, **hooks._asdict()))
+            return _clean(json.loads(text, **hooks))
         except RecursionError:
-            value, end = deep_json.parse(text, **hooks._asdict())
+            value, end = deep_json.parse(text, **hooks)
             if text[end:].strip(" \t\n\r"):
                 raise ValueError(f"not JSON: Extra data at character {end}") from None
             return value
